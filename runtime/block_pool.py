@@ -1,0 +1,83 @@
+"""The block pool: which blocks are free, and how many owners each other block has.
+
+All state lives on the KV device and changes by main-stream operations that never synchronize. Sizes that depend on data are
+bounded by the caller and padded; a padded entry names the trash block, index `n_blocks`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class BlockPool:
+    """A stack of free block ids with reference counts.
+
+    stack: int64 [n_blocks + 1], the first `top` entries are free. top: int64 []. owners: int32 [n_blocks + 1].
+    home: int64 [n_blocks + 1], the ordinal of a block in the block list of its owner (the same in all owners of a shared block).
+    """
+
+    def __init__(self, n_blocks: int, device: torch.device) -> None:
+        self.n_blocks = n_blocks
+        self.device = device
+        self.stack = torch.arange(n_blocks, -1, -1, device=device).roll(-1)  # low ids on top, trash last
+        self.top = torch.tensor(n_blocks, device=device)
+        self.owners = torch.zeros(n_blocks + 1, dtype=torch.int32, device=device)
+        self.home = torch.zeros(n_blocks + 1, dtype=torch.int64, device=device)
+
+    @property
+    def trash(self) -> int:
+        """The id that padded entries use; it is never free and never held."""
+        return self.n_blocks
+
+    def pop(self, counts: Tensor, width: int) -> Tensor:
+        """Take counts[b] blocks for each row b: int64 [B] -> int64 [B, width], trash beyond the count.
+
+        The caller has made sure that enough blocks are free; an underflow is found by `check`.
+        """
+        rank = torch.arange(width, device=self.device)
+        wanted = rank < counts[:, None]
+        depth = (counts.cumsum(0) - counts)[:, None] + rank
+        ids = self.stack[(self.top - 1 - depth).clamp(min=0)]
+        ids = torch.where(wanted, ids, self.trash)
+        self.owners[ids.flatten()] = 1
+        self.top -= counts.sum()
+        return ids
+
+    def share(self, ids: Tensor) -> None:
+        """Add one owner to each block: int64 [n]; trash entries are passed over."""
+        self.owners.index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
+
+    def free(self, ids: Tensor) -> Tensor:
+        """Take one owner from each block, int64 [n] (repeats count, trash is passed over); returns how many became free, int64 [].
+
+        Called from three places only: applied moves, a block whose tokens are all dead, an owner that ended.
+        """
+        drop = torch.zeros_like(self.owners).index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
+        drop[self.trash] = 0
+        self.owners -= drop
+        now_free = (drop > 0) & (self.owners == 0)
+        rank = now_free.cumsum(0) - 1
+        at = torch.where(now_free, self.top + rank, self.trash)
+        block = torch.arange(self.n_blocks + 1, device=self.device)
+        self.stack.scatter_(0, at, torch.where(now_free, block, self.trash))
+        count = now_free.sum()
+        self.top += count
+        return count
+
+    def n_free(self) -> int:
+        """Free blocks, read on the host (synchronizes)."""
+        return int(self.top)
+
+    def check(self) -> None:
+        """Free and held blocks are the pool, each once. Raises AssertionError that names the blocks."""
+        top = self.n_free()
+        assert 0 <= top <= self.n_blocks, f"block pool: {top} free of {self.n_blocks}: more blocks were taken or freed than there are"
+        free = self.stack[:top].sort().values
+        twice = free[1:][free[1:] == free[:-1]]
+        assert not len(twice), f"block pool: blocks {twice.tolist()} are free twice"
+        owners = self.owners[: self.n_blocks]
+        is_free = torch.zeros(self.n_blocks, dtype=torch.bool, device=self.device).index_fill_(0, free, True)
+        wrong = ((owners == 0) != is_free).nonzero().flatten()
+        assert not len(wrong), f"block pool: blocks {wrong.tolist()[:16]} have owners {owners[wrong].tolist()[:16]} but free={is_free[wrong].tolist()[:16]}"
+        assert bool((owners >= 0).all()), f"block pool: blocks {(owners < 0).nonzero().flatten().tolist()} were freed more often than held"

@@ -1,0 +1,79 @@
+"""Which prompts' first blocks are still in the pool. The index is an owner of its blocks, beside the requests.
+
+The host knows the keys and a number for each entry; the block ids stay on the device. A key hashes a unit of tokens and its
+parent's key, so it names the whole prefix. Only blocks written before a request's first eviction are entered.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+from .token_table import TokenTable
+
+
+def prefix_keys(tokens: Sequence[int], unit: int) -> list[bytes]:
+    """The key of each whole unit of a prompt."""
+    keys, parent = [], b""
+    for first in range(0, len(tokens) - unit + 1, unit):
+        parent = blake2b(parent + array("q", tokens[first : first + unit]).tobytes(), digest_size=16).digest()
+        keys.append(parent)
+    return keys
+
+
+class PrefixIndex:
+    """Least recently used entries go first, children before their parents."""
+
+    def __init__(self, table: TokenTable, unit: int) -> None:
+        self.table, self.unit = table, unit
+        self.blocks_per_entry = unit // table.block_size
+        self.capacity = table.pool.n_blocks // self.blocks_per_entry
+        self._blocks = torch.full((self.capacity, self.blocks_per_entry), table.pool.trash, device=table.device)
+        self._entries: OrderedDict[bytes, int] = OrderedDict()
+        self._unused = list(range(self.capacity))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def match(self, keys: Sequence[bytes]) -> list[bytes]:
+        """The longest run of keys from the first that the index has."""
+        n = next((i for i, key in enumerate(keys) if key not in self._entries), len(keys))
+        for key in reversed(keys[:n]):
+            self._entries.move_to_end(key)
+        return list(keys[:n])
+
+    def adopt(self, row: int, keys: Sequence[bytes]) -> None:
+        """Make the blocks of these entries the first tokens of an empty row."""
+        numbers = torch.tensor([self._entries[key] for key in keys], device=self.table.device)
+        self.table.adopt(torch.tensor([row], device=self.table.device), self._blocks[numbers].flatten())
+
+    def enter(self, row: int, keys: Sequence[bytes], first: int) -> None:
+        """Enter units first, first + 1, ... of a row that nothing was evicted from. Known keys and a full index are passed over."""
+        fresh = [(i, key) for i, key in enumerate(keys, first) if key not in self._entries][: len(self._unused)]
+        if not fresh:
+            return
+        numbers = [self._unused.pop() for _ in fresh]
+        for (_, key), number in zip(reversed(fresh), reversed(numbers), strict=True):
+            self._entries[key] = number
+        per = self.blocks_per_entry
+        ordinals = torch.tensor([[i * per + k for k in range(per)] for i, _ in fresh], device=self.table.device)
+        ids = self.table.blocks[row, ordinals]
+        self._blocks[torch.tensor(numbers, device=self.table.device)] = ids
+        self.table.pool.share(ids.flatten())
+
+    def drop(self, n: int) -> Tensor:
+        """Forget the n least recently used entries. Returns how many blocks became free, int64 []."""
+        numbers = [self._entries.popitem(last=False)[1] for _ in range(min(n, len(self._entries)))]
+        self._unused += numbers
+        return self.table.pool.free(self._blocks[torch.tensor(numbers, dtype=torch.int64, device=self.table.device)].flatten())
+
+    def owned(self) -> Tensor:
+        """int32 [n_blocks + 1]: 1 where the index owns the block."""
+        owned = torch.zeros_like(self.table.pool.owners)
+        numbers = torch.tensor(list(self._entries.values()), dtype=torch.int64, device=owned.device)
+        return owned.index_fill_(0, self._blocks[numbers].flatten(), 1)

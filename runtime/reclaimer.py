@@ -1,0 +1,100 @@
+"""Turns dead tokens into free blocks behind the decoder's back. One plan in flight.
+
+    IDLE    --main: plan-------------> leaving and reserved set in the table
+    PLANNED --side: wait for the plan-> copy source -> target, all layers
+    COPYING --main, some steps later: wait for the copies, apply the moves, drop the leaving blocks--> IDLE
+
+Sources are only read and targets are in no slot map in between; a request of the plan is released only after it is applied.
+So a plan whose copies fail can be canceled: nothing has read what they wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from .config import ReclaimOptions
+from .copy_stream import CopyStream
+from .planner import Plan, plan
+from .token_table import TokenTable
+
+
+class ReclaimError(RuntimeError):
+    """The copies of a plan failed. The plan is canceled: table, pool and every request are as before, and the engine can go on."""
+
+
+class Reclaimer:
+    """Owns the plan in flight. `stalls` counts publications that found the copies unfinished.
+
+    broken: a copy failed once; nothing is planned any more.
+    """
+
+    def __init__(self, table: TokenTable, stream: CopyStream, options: ReclaimOptions) -> None:
+        self.table, self.stream, self.options = table, stream, options
+        self.rows: frozenset[int] = frozenset()
+        self.stalls = 0
+        self.broken = False
+        self._plan: Plan | None = None
+        self._due = 0
+        self._failure: Exception | None = None
+
+    @property
+    def idle(self) -> bool:
+        return self._plan is None
+
+    @property
+    def in_flight(self) -> Plan | None:
+        return self._plan
+
+    def plan(self, rows: Sequence[int], step: int) -> None:
+        """Plan for these rows; `launch` starts the copies. Published `publish_after` steps from `step`."""
+        assert self._plan is None, "one plan in flight"
+        self._plan = plan(self.table, torch.as_tensor(rows, device=self.table.device), self.options)
+        self.rows, self._due = frozenset(rows), step + self.options.publish_after
+
+    def launch(self) -> None:
+        made = self._plan
+        assert made is not None
+        self._attempt(lambda: self.stream.submit(made))
+
+    def tick(self) -> None:
+        """The main stream has launched another operation."""
+        self._attempt(self.stream.tick)
+
+    def due(self, step: int) -> bool:
+        return self._plan is not None and step >= self._due
+
+    def wait(self) -> None:
+        """Order the main stream behind the copies."""
+        self.stalls += bool(self._attempt(self.stream.join))
+
+    def publish(self) -> tuple[Tensor, Tensor]:
+        """Apply the plan, after `wait`. Returns moves that counted and blocks that became free, int64 [] each.
+
+        Raises ReclaimError if a copy failed: the plan is canceled, once and for all.
+        """
+        made = self._plan
+        assert made is not None
+        self._plan, self.rows = None, frozenset()
+        if self._failure is None:
+            return self.table.apply_moves(made.rows, made.source, made.target, made.token, made.count)
+        self.stream.abandon()
+        self.table.cancel_moves(made.rows)
+        failure, self._failure = self._failure, None
+        self.broken = True
+        raise ReclaimError(
+            f"a copy of the reclaimer failed ({type(failure).__name__}: {failure}). Its plan is canceled, no token was lost; the engine "
+            "can go on, without compaction. If memory ran out, lower reclaim.move_cap or pool_blocks and start again"
+        ) from failure
+
+    def _attempt(self, act: Callable[[], bool | None]) -> bool | None:
+        """A failure waits for `publish`, where the plan can be canceled between two steps."""
+        if self._failure is not None:
+            return None
+        try:
+            return act()
+        except Exception as failure:
+            self._failure = failure
+            return None
