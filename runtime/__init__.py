@@ -1,0 +1,33 @@
+"""The paged-KV runtime. The life of a token:
+
+    engine step -> policy.sync_new_tokens -> policy.evict_token   (policy_runner)
+                -> TokenTable.evict_token   live bit cleared, slot map rewritten   (token_table)
+                -> plan                     which live tokens move where   (planner)
+                -> Reclaimer                copies beside the main stream   (reclaimer, copy_stream)
+                -> TokenTable.apply_moves   slot map published
+                -> BlockPool.free           (block_pool)
+
+`BlockPool.free` has three kinds of callers only: applied moves, a block whose tokens are all dead, an owner that ended
+(a request, or an entry of the prefix index). Attention reads through the slot map, so it never sees a dead token.
+"""
+
+from vtoken_sdk.policy import PolicyError
+
+from .config import ConfigError, EngineConfig, EvictOptions, ReclaimOptions
+from .engine import Engine
+from .records import StepRecord
+from .request import Eviction, RequestOutput, RequestRejected, SamplingParams
+
+__all__ = [
+    "ConfigError",
+    "Engine",
+    "EngineConfig",
+    "EvictOptions",
+    "Eviction",
+    "PolicyError",
+    "ReclaimOptions",
+    "RequestOutput",
+    "RequestRejected",
+    "SamplingParams",
+    "StepRecord",
+]

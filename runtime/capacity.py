@@ -1,0 +1,51 @@
+"""How many blocks a request can need: what admission reserves, and what can never fit."""
+
+from __future__ import annotations
+
+from .config import EngineConfig
+
+
+def _ceil(tokens: int, block_size: int) -> int:
+    return -(-tokens // block_size)
+
+
+def reuses_dead_slots(config: EngineConfig, evicts: bool) -> bool:
+    """Does the runtime promise that space of dead tokens serves again, whatever the victims' pattern?"""
+    return evicts and config.runtime in ("refill", "vtoken", "page1")
+
+
+def peak_blocks(config: EngineConfig, prompt: int, total: int, evicts: bool) -> int:
+    """Blocks that a request needs until its prompt (or what it recomputes) of `prompt` tokens is in, plus one to go on.
+
+    total: tokens whose keys and values it will ever hold, prompt + max_tokens - 1.
+    """
+    size = config.slots_per_block
+    most = prompt
+    if reuses_dead_slots(config, evicts) and config.evict.prefill == "chunk":
+        in_flight = 1 if config.refill or config.runtime == "page1" else 1 + config.reclaim.publish_after
+        most = min(prompt, config.budget_of(prompt) + in_flight * config.chunk)
+    return min(_ceil(most, size) + 1, _ceil(total, size))
+
+
+def settled_blocks(config: EngineConfig, prompt: int, total: int, evicts: bool) -> int:
+    """Blocks that a request holds while it decodes, as far as the runtime promises: for the admission arithmetic of reports."""
+    size = config.slots_per_block
+    live = min(total, prompt)
+    if reuses_dead_slots(config, evicts) and config.evict.prefill != "never" and not (config.runtime == "refill" and config.evict.prefill == "end"):
+        every = config.evict.every or total
+        extra = config.chunk if config.runtime == "refill" else min(every, max(0, total - prompt))
+        live = min(total, config.budget_of(prompt) + extra)
+    return min(_ceil(live, size) + 1, _ceil(total, size))
+
+
+def concurrent_requests(config: EngineConfig, prompt: int, max_tokens: int, pool_blocks: int, evicts: bool) -> int:
+    """How many equal requests the admission rule lets in at once: all but the last settled, the last at its peak.
+
+    pool_blocks: blocks of `block_size` tokens, whatever the runtime's own block is.
+    """
+    total = prompt + max_tokens - 1
+    blocks = pool_blocks * config.block_size // config.slots_per_block
+    peak, settled = peak_blocks(config, prompt, total, evicts), settled_blocks(config, prompt, total, evicts)
+    if peak > blocks:
+        return 0
+    return min(1 + (blocks - peak) // max(settled, 1), config.max_running)

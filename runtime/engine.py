@@ -1,0 +1,537 @@
+"""The engine: continuous batching over a paged KV cache from which a policy evicts tokens.
+
+The host launches steps and runs ahead of the device by `lag` steps; what it knows of the device it reads from the record of
+step n - lag. See `Worker` for the operations and `Scheduler` for who runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from vtoken_sdk.policy import EvictionPolicy, PolicyError
+
+from .audit import check_worker
+from .capacity import concurrent_requests
+from .config import ConfigError, EngineConfig
+from .detokenizer import Detokenizer
+from .model_adapter import ModelAdapter
+from .prefix_index import prefix_keys
+from .record_ring import StepInFlight
+from .records import StepRecord
+from .request import Eviction, FinishReason, RequestOutput, RequestRejected, SamplingParams
+from .scheduler import Scheduler
+from .sequence import Sequence
+from .token_table import NEVER
+from .worker import Worker
+
+if TYPE_CHECKING:
+    from .model_loader import LoadedModel
+
+
+class Engine:
+    """Runs requests of one model under one policy and one runtime.
+
+    `add_request` and then `run` (or `step`, or `generate`). A policy that fails takes down its request, named in the output's
+    `error`; the others go on. `outputs` holds every request's output, growing while it runs.
+    """
+
+    def __init__(self, model: LoadedModel, config: EngineConfig, policy: EvictionPolicy | None = None) -> None:
+        if policy is not None and config.runtime == "native":
+            raise ConfigError("runtime=native evicts nothing: give no policy, or use another runtime")
+        self.model, self.config, self.policy = model, config, policy
+        self.adapter = ModelAdapter(model.hf)
+        self.worker = Worker(self.adapter, config, policy)
+        self.scheduler = Scheduler(config, evicts=policy is not None)
+        self.outputs: dict[str, RequestOutput] = {}
+        self.steps = self.concurrency_peak = 0
+        self._sequences: dict[str, Sequence] = {}
+        self._numbers = itertools.count()
+        self._in_flight: deque[StepInFlight] = deque()
+        self._known: list[StepRecord] = []
+        self._now_building = StepInFlight(0)
+        self._dropped_prefixes_at = -config.lag
+        self._published_at = -1
+        self._last: StepInFlight | None = None
+        self._began: float | None = None
+
+    # -- requests -------------------------------------------------------------------------------------------------------
+
+    def add_request(self, prompt: Seq[int], params: SamplingParams | None = None, *, request_id: str | None = None) -> str:
+        """Queue a request; returns its id. Raises RequestRejected if it can never run here; nothing changes then."""
+        params = params or SamplingParams()
+        number = next(self._numbers)
+        name = request_id if request_id is not None else f"request-{number}"
+        prompt = list(prompt)
+        self._refuse(name, prompt, params)
+        output = RequestOutput(name, len(prompt), arrival_s=self._now(), text="" if self.model.tokenizer else None)
+        seed = params.seed if params.seed is not None else (self.config.seed << 32) + number
+        ends = params.stop_token_ids if params.ignore_eos or params.forced else (*self.model.eos_token_ids, *params.stop_token_ids)
+        detokenizer = Detokenizer(self.model.tokenizer, params.stop) if self.model.tokenizer else None
+        seq = Sequence(number, prompt, params, output, self.config.budget_of(len(prompt)), seed, tuple(ends), detokenizer)
+        seq.keys = prefix_keys(prompt, self.config.prefix_unit) if self.config.prefix_cache else []
+        self.outputs[name], self._sequences[name] = output, seq
+        self.scheduler.enqueue(seq)
+        return name
+
+    def _refuse(self, name: str, prompt: list[int], params: SamplingParams) -> None:
+        if name in self.outputs:
+            raise RequestRejected(f"request_id={name!r}: already taken; choose another")
+        if not prompt:
+            raise RequestRejected(f"{name}: prompt is empty; give at least one token id")
+        vocabulary = self.model.vocab_size
+        for field, ids in (("prompt", prompt), ("forced", params.forced or ()), ("stop_token_ids", params.stop_token_ids)):
+            bad = next((t for t in ids if isinstance(t, bool) or not isinstance(t, int) or not 0 <= t < vocabulary), None)
+            if bad is not None:
+                raise RequestRejected(f"{name}: {field} has the token id {bad!r}; ids are whole numbers from 0 to {vocabulary - 1}")
+        total, limit = len(prompt) + params.max_tokens - 1, self.model.max_positions
+        if total > limit:
+            raise RequestRejected(
+                f"{name}: prompt of {len(prompt)} tokens and max_tokens={params.max_tokens} need {total} positions; the model has {limit}. "
+                "Shorten the prompt or lower max_tokens"
+            )
+        if params.stop and self.model.tokenizer is None:
+            raise RequestRejected(f"{name}: stop={params.stop!r} needs a tokenizer, and this model has none; use stop_token_ids")
+        probe = Sequence(0, prompt, params, RequestOutput(name, len(prompt)), self.config.budget_of(len(prompt)), 0, ())
+        peak = self.scheduler.peak(probe)
+        if peak > self.config.n_blocks:
+            raise RequestRejected(
+                f"{name}: needs {peak} blocks of {self.config.slots_per_block} tokens at its peak, and the pool has {self.config.n_blocks}. "
+                "Raise pool_blocks, shorten the prompt, or evict while it is prefilled (a policy with evict.prefill=chunk)"
+            )
+
+    def abort(self, request_id: str) -> None:
+        """End a request now; what it has generated stays in its output. Unknown or finished ids raise KeyError."""
+        seq = self._sequences.get(request_id)
+        if seq is None:
+            raise KeyError(f"no unfinished request {request_id!r}")
+        self._finish(seq, "abort")
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences or self.scheduler.running or self._in_flight)
+
+    def run(self) -> Iterator[StepRecord]:
+        """Step until nothing is left to do; yields every step's record."""
+        while self.has_work:
+            yield from self.step()
+
+    def generate(self, prompts: Iterable[Seq[int]], params: SamplingParams | Seq[SamplingParams] | None = None) -> list[RequestOutput]:
+        """Run these requests to their end, with whatever else is queued."""
+        prompts = list(prompts)
+        each = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
+        names = [self.add_request(prompt, p) for prompt, p in zip(prompts, each, strict=True)]
+        for _ in self.run():
+            pass
+        return [self.outputs[name] for name in names]
+
+    def admits(self, prompt_tokens: int, max_tokens: int, pool_blocks: int) -> int:
+        """How many such requests the admission rule lets in at once, in a pool of this many blocks of `block_size` tokens."""
+        return concurrent_requests(self.config, prompt_tokens, max_tokens, pool_blocks, self.policy is not None)
+
+    # -- one step -------------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[StepRecord]:
+        """Launch one step. Returns the records of steps that became known: usually that of step n - lag."""
+        self.worker.begin_step()
+        flight = self._now_building = StepInFlight(self.steps, times=self.worker.watch.ms)
+        while self._in_flight and (self._in_flight[0].step <= self.steps - self.config.lag or not self.scheduler.running):
+            self._confirm(self._in_flight.popleft())
+        reclaimer = self.worker.reclaimer
+        if reclaimer is not None and (reclaimer.due(self.steps) or not self._sequences) and not reclaimer.idle:
+            self._publish()
+        self._release()
+        if not self._sequences:
+            return self._take_known()
+        decode, prefill = self._schedule()
+        self._launch(decode, prefill)
+        self._plan()
+        flight.running, flight.waiting = len(self.scheduler.running), len(self.scheduler.waiting)
+        flight.rows = {seq.row: seq for seq in self.scheduler.running if seq.row is not None}
+        with self.worker.watch.part("table"):
+            flight.push(self.worker.record())
+        self._in_flight.append(flight)
+        self.steps += 1
+        return self._take_known()
+
+    def _take_known(self) -> list[StepRecord]:
+        known, self._known = self._known, []
+        return known
+
+    def _launch(self, decode: list[Sequence], prefill: list[Sequence]) -> None:
+        flight, worker = self._now_building, self.worker
+        ends = {seq: seq.chunk_end(self.config) for seq in prefill}
+        seqs = decode + prefill
+        if not seqs:
+            return
+        width = worker.width(max([s.cursor + 1 for s in decode] + list(ends.values())))
+        counts: list[Tensor] = []
+        masses: list[Tensor] = []
+        learning: list[Sequence] = []
+        with self.worker.watch.part("model"):
+            if decode:
+                count, logits, mass = worker.decode(decode, width)
+                counts.append(count)
+                learning += decode
+                if mass is not None:
+                    masses.append(mass)
+                self._keep_logits(decode, logits)
+            for seq in decode:
+                seq.cursor += 1
+                seq.decoded += 1
+                flight.decode_tokens += 1
+                flight.ran.append((self._row(seq), seq, True))
+            for seq in prefill:
+                end, replaying = ends[seq], seq.replaying
+                samples = end == len(seq.prompt) and not replaying
+                one, mass = worker.prefill(seq, end, width, sample=samples)
+                flight.prefill_tokens += end - seq.cursor
+                if not replaying:
+                    counts.append(torch.tensor([end - seq.cursor], device=self.adapter.device))
+                    learning.append(seq)
+                    if mass is not None:
+                        masses.append(mass)
+                if one is not None:
+                    self._keep_logits([seq], one)
+                seq.cursor = end
+                flight.ran.append((self._row(seq), seq, samples))
+                self._enter_prefix(seq)
+        self._evict(seqs, learning, counts, masses, width)
+
+    def _evict(self, ran: list[Sequence], learning: list[Sequence], counts: list[Tensor], masses: list[Tensor], width: int) -> None:
+        """What follows a step's attention: tokens out of every window die, the policy learns, and is asked where it is due."""
+        worker, size = self.worker, self.config.block_size  # not the pool's: victims are the same under every runtime
+        if self.adapter.death_window is not None:
+            far = [s for s in ran if s.cursor > self.adapter.death_window and (s.cursor % size == 0 or s not in learning or self._due(s))]
+            if far:
+                with self.worker.watch.part("table"):
+                    worker.evict_out_of_window(far, width)
+                self._mark_evicted(far)
+        for seq in ran:
+            if seq not in learning and seq.saved is not None:
+                with self.worker.watch.part("table"):
+                    worker.apply_logged_deaths(seq)
+                seq.evicted = True
+        runner = worker.runner
+        if runner is None or not learning:
+            return
+        if runner.learns:
+            with self.worker.watch.part("policy"):
+                mass = torch.cat(masses) if masses else None
+                self._fail(worker.sync_new_tokens(learning, torch.cat(counts), mass, width))
+        due = [s for s in learning if not s.finished and self._due(s)]
+        if not due:
+            return
+        with self.worker.watch.part("policy"):
+            kill, failed = worker.ask_policy(due, width)
+            self._fail(failed)
+        with self.worker.watch.part("table"):
+            worker.evict_token(due, kill)
+        self._mark_evicted(due)
+
+    def _due(self, seq: Sequence) -> bool:
+        """Is this the time to evict from the request? (Whether it is over its budget, the device decides.)"""
+        when, generated = self.config.evict, seq.cursor - len(seq.prompt)
+        if seq.budget >= seq.cursor or seq.launched_all:
+            return False
+        if generated < 0:
+            return when.prefill == "chunk"
+        return when.prefill != "never" if generated == 0 else bool(when.every) and generated % when.every == 0
+
+    @staticmethod
+    def _mark_evicted(seqs: list[Sequence]) -> None:
+        for seq in seqs:
+            seq.evicted = True
+
+    def _enter_prefix(self, seq: Sequence) -> None:
+        """The index becomes an owner of full blocks of the prompt, before anything of the request is evicted."""
+        index = self.worker.index
+        if index is None or seq.evicted or seq.replay_until:
+            return
+        full = min(seq.cursor, len(seq.prompt)) // self.config.prefix_unit
+        if full > seq.entered:
+            index.enter(self._row(seq), seq.keys[seq.entered : full], seq.entered)
+            seq.entered = full
+
+    def _keep_logits(self, seqs: list[Sequence], logits: Tensor) -> None:
+        for i, seq in enumerate(seqs):
+            if seq.params.logits:
+                seq.logits.append(logits[i].clone())
+
+    # -- scheduling -----------------------------------------------------------------------------------------------------
+
+    def _schedule(self) -> tuple[list[Sequence], list[Sequence]]:
+        scheduler = self.scheduler
+        decode, prefill = scheduler.runnable()
+        if scheduler.free_bound < scheduler.growth_bound(decode, prefill):
+            decode, prefill = self._make_room()
+        else:
+            while scheduler.waiting and len(prefill) < self.config.prefill_chunks and len(scheduler.running) < self.config.max_running:
+                seq = scheduler.waiting[0]
+                left = scheduler.admissible(seq, decode, prefill)
+                if left < 0:
+                    self._make_prefixes_give(-left)
+                    break
+                self._admit(seq)
+                prefill.append(seq)
+        pops = scheduler.growth_bound(decode, prefill)
+        scheduler.spend(self.steps, pops)
+        return decode, prefill
+
+    def _admit(self, seq: Sequence) -> None:
+        worker = self.worker
+        total = len(seq.prompt) + seq.params.max_tokens - 1
+        if total > worker.table.max_tokens:
+            if worker.reclaimer is not None and not worker.reclaimer.idle:
+                self._publish()  # the table moves
+            worker.table.reserve(total)
+        hit = worker.index.match(seq.keys[: self._longest_hit(seq)]) if worker.index is not None else []
+        self.scheduler.start(seq)
+        with self.worker.watch.part("table"):
+            worker.start(seq, hit)
+        if hit:
+            seq.cursor = seq.output.prefix_hit_tokens = len(hit) * self.config.prefix_unit
+            seq.entered = len(hit)
+        self.concurrency_peak = max(self.concurrency_peak, len(self.scheduler.running))
+
+    def _longest_hit(self, seq: Sequence) -> int:
+        """Units of a prompt that a prefix hit may cover, so that the policy sees and evicts what it would have without the hit."""
+        if seq.replay_until:
+            return 0
+        limit, runner = len(seq.prompt) - 1, self.worker.runner
+        if runner is not None:
+            if runner.reads_attention:
+                return 0
+            if runner.window:
+                limit = min(limit, len(seq.prompt) - runner.window)
+            if self.config.evict.prefill == "chunk":
+                first_eviction = (seq.budget // self.config.chunk + 1) * self.config.chunk
+                limit = min(limit, first_eviction - 1)
+        if self.adapter.death_window is not None:
+            limit = min(limit, self.adapter.death_window)
+        return max(0, limit) // self.config.prefix_unit
+
+    def _make_prefixes_give(self, blocks: int) -> None:
+        """Drop cached prefixes for a request that waits for this many blocks; not again before the effect is known."""
+        index = self.worker.index
+        if index is None or not len(index) or self.steps - self._dropped_prefixes_at <= self.config.lag:
+            return
+        self.worker.drop_prefixes(-(-blocks // index.blocks_per_entry))
+        self._dropped_prefixes_at = self.steps
+
+    def _make_room(self) -> tuple[list[Sequence], list[Sequence]]:
+        """The bound does not cover this step: find out exactly, then take back prefixes, compact, preempt, in this order."""
+        scheduler, worker = self.scheduler, self.worker
+        self._drain()
+        while True:
+            decode, prefill = scheduler.runnable()
+            chunks = [(s, s.chunk_end(self.config) - s.cursor) for s in prefill]
+            if worker.exact_growth(decode, chunks) <= worker.pool.n_free():
+                scheduler.confirm_exactly(worker.pool.n_free())
+                return decode, prefill
+            if worker.index is not None and len(worker.index):
+                worker.drop_prefixes(max(1, len(worker.index) // 4))
+            elif self._reclaim_now():
+                continue
+            elif len(scheduler.running) > 1:
+                self._preempt(scheduler.running[-1])
+            else:
+                self._finish(scheduler.running[-1], "capacity")
+                self._release()
+
+    def _drain(self) -> None:
+        """Wait for every launched step, publish what is in flight, release what ended."""
+        while self._in_flight:
+            self._confirm(self._in_flight.popleft())
+        if self.worker.reclaimer is not None and not self.worker.reclaimer.idle:
+            self._publish()
+        self._release()
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Take a request's blocks away; it comes back and recomputes them under its own eviction log."""
+        seq.saved, seq.replay_until, seq.preempted = self.worker.save(seq), seq.cursor, True
+        seq.cursor, seq.entered = 0, 0
+        seq.output.preemptions += 1
+        self._now_building.preempted += 1
+        self.worker.release([self._row(seq)])
+        self.scheduler.stop(seq)
+        self.scheduler.enqueue(seq)
+
+    # -- reclaim --------------------------------------------------------------------------------------------------------
+
+    def _plan(self) -> None:
+        """Start a plan if the last known state says that a block can be had."""
+        reclaimer, last = self.worker.reclaimer, self._last
+        if reclaimer is None or reclaimer.broken or not reclaimer.idle or last is None or last.step < self._published_at:
+            return
+        size, slack = self.worker.table.block_size, self.config.reclaim.slack
+        rows = [
+            row
+            for seq in self.scheduler.running
+            if seq.evicted and not seq.finished and last.rows.get(row := self._row(seq)) is seq
+            # With refill, the prompt's next chunk takes the dead slots without a copy.
+            if not (self.config.refill and seq.prefilling)
+            and last.row(row, "held") > -(-(last.row(row, "n_live") + slack) // size)
+        ]
+        if not rows:
+            return
+        if self.config.reclaim.packing == "fresh":
+            held = sum(last.row(row, "held") for row in rows)
+            self.scheduler.spend(self.steps, min(-(-self.config.reclaim.move_cap // size) + len(rows), held))
+        self._start_plan(rows)
+
+    def _start_plan(self, rows: list[int]) -> None:
+        reclaimer = self.worker.reclaimer
+        assert reclaimer is not None
+        with self.worker.watch.part("plan"):
+            reclaimer.plan(rows, self.steps)
+        with self.worker.watch.part("copy"):
+            reclaimer.launch()
+        self._now_building.plans += 1
+        self.worker.main_operation()
+
+    def _publish(self) -> Tensor:
+        reclaimer = self.worker.reclaimer
+        assert reclaimer is not None
+        with self.worker.watch.part("copy"):
+            reclaimer.wait()
+        with self.worker.watch.part("plan"):
+            freed = self.worker.publish()
+        self._published_at = self.steps
+        return freed
+
+    def _reclaim_now(self) -> bool:
+        """Compact at once, drained: True if blocks became free."""
+        reclaimer = self.worker.reclaimer
+        rows = [self._row(s) for s in self.scheduler.running if s.evicted]
+        if reclaimer is None or reclaimer.broken or not rows:
+            return False
+        self._start_plan(rows)
+        return int(self._publish()) > 0
+
+    # -- ends -----------------------------------------------------------------------------------------------------------
+
+    def _confirm(self, flight: StepInFlight) -> None:
+        """Read a step's record: tokens, ends, errors, free blocks."""
+        flight.wait()
+        self._last = flight
+        self.scheduler.confirm(flight)
+        now = self._now()
+        for row, seq, samples in flight.ran:
+            if seq.finished:
+                continue
+            layer = flight.row(row, "bad_layer")
+            if flight.row(row, "bad_answer"):
+                self._fail({row: PolicyError("evict_lowest was given a NaN score for a live token")}, {row: seq}, flight.step)
+            elif layer >= 0:
+                where = f"layer {layer}" if layer < self.adapter.layers else "the output head"
+                self._finish(seq, "error", f"request {seq.id}, step {flight.step}: {where} gave numbers that are not finite ({self.model.dtype})")
+            elif samples and flight.row(row, "ran"):
+                self._append_token(seq, flight.row(row, "token"), stopped=bool(flight.row(row, "stopped")), now=now)
+        self._known.append(self._step_record(flight, now))
+
+    def _append_token(self, seq: Sequence, token: int, *, stopped: bool, now: float) -> None:
+        output = seq.output
+        output.token_ids.append(token)
+        output.token_times_s.append(now)
+        if seq.detokenizer is not None:
+            stopped |= seq.detokenizer.append(token)
+            output.text = seq.detokenizer.text
+        if stopped:
+            self._finish(seq, "stop")
+        elif len(output.token_ids) >= seq.params.max_tokens:
+            self._finish(seq, "length")
+
+    def _finish(self, seq: Sequence, reason: FinishReason, error: str | None = None) -> None:
+        output = seq.output
+        seq.finished = True
+        output.finish_reason, output.error = reason, error
+        if seq.params.logits:
+            output.logits = torch.stack(seq.logits[: len(output.token_ids)]) if output.token_ids else None
+        if seq.detokenizer is not None:
+            output.text = seq.detokenizer.finish()
+        del self._sequences[seq.id]
+        if seq.row is None:
+            if seq in self.scheduler.waiting:
+                self.scheduler.waiting.remove(seq)
+                if seq.saved is not None:
+                    output.evictions = _as_log(seq.saved.died_at.cpu())
+        else:
+            self.worker.freeze(seq.row)
+
+    def _fail(self, failed: dict[int, PolicyError], seqs: dict[int, Sequence] | None = None, step: int | None = None) -> None:
+        by_row = seqs if seqs is not None else {self._row(s): s for s in self.scheduler.running}
+        for row, error in failed.items():
+            named = PolicyError(str(error), policy=type(self.policy).__name__, request=by_row[row].id, step=self.steps if step is None else step)
+            self._finish(by_row[row], "error", str(named))
+
+    def _release(self) -> None:
+        """Give back the rows of requests that ended, or whose last step is launched; not while a plan moves their tokens."""
+        busy = self.worker.reclaimer.rows if self.worker.reclaimer is not None else frozenset()
+        gone = [s for s in self.scheduler.running if (s.finished or s.launched_all) and self._row(s) not in busy]
+        if not gone:
+            return
+        with self.worker.watch.part("table"):
+            for seq in gone:
+                seq.output.evictions = _as_log(self.worker.eviction_log(seq))
+            self.worker.release([self._row(seq) for seq in gone])
+        for seq in gone:
+            self.scheduler.stop(seq)
+
+    # -- books ----------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Audit table and pool against each other. Raises AssertionError that names the blocks and requests that disagree."""
+        names = {seq.row: seq.id for seq in self.scheduler.running if seq.row is not None}
+        check_worker(self.worker, names)
+
+    def _step_record(self, flight: StepInFlight, now: float) -> StepRecord:
+        size = self.worker.table.block_size
+        moves, held = flight.pool("moves"), flight.pool("held_distinct")
+        live = [flight.row(row, "n_live") for row in flight.rows]
+        return StepRecord(
+            step=flight.step,
+            time_s=now,
+            prefill_tokens=flight.prefill_tokens,
+            decode_tokens=flight.decode_tokens,
+            running=flight.running,
+            waiting=flight.waiting,
+            live_tokens=sum(live),
+            live_slots=flight.pool("live_distinct"),
+            blocks_held=held,
+            blocks_ideal=sum(-(-n // size) for n in live),
+            evicted=flight.pool("evicted"),
+            plans=flight.plans,
+            moves=moves,
+            bytes_moved=2 * moves * self.worker.cache.bytes_per_token,
+            blocks_freed=flight.pool("freed"),
+            preempted=flight.preempted,
+            slots_held=held * size,
+            **{f"{part}_ms": ms for part, ms in flight.times.items()},
+        )
+
+    def _now(self) -> float:
+        if self._began is None:
+            self._began = time.perf_counter()
+        return time.perf_counter() - self._began
+
+    @staticmethod
+    def _row(seq: Sequence) -> int:
+        assert seq.row is not None
+        return seq.row
+
+
+def _as_log(died_at: Tensor) -> list[Eviction]:
+    """int32 [tokens] on the host, the length at which each died -> the eviction log, ascending."""
+    ids = (died_at != NEVER).nonzero().flatten()
+    log: dict[int, list[int]] = {}
+    for token, length in zip(ids.tolist(), died_at[ids].tolist(), strict=True):
+        log.setdefault(length, []).append(token)
+    return [Eviction(length, tuple(tokens)) for length, tokens in sorted(log.items())]

@@ -1,0 +1,59 @@
+"""How the host learns what the device did: one record a step, read some steps later, never sooner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .sequence import Sequence
+
+# Columns of a record, one line a row of the table.
+ROW_FIELDS = ("ran", "token", "stopped", "bad_answer", "bad_layer", "n_live", "held")
+# The last line, of the trash row, speaks of the whole engine.
+POOL_FIELDS = ("free", "evicted", "moves", "freed", "held_distinct", "live_distinct")
+
+
+@dataclass
+class StepInFlight:
+    """A launched step. ran: (row, request, whether it samples a token). pops: blocks it may have taken. times: host ms by part."""
+
+    step: int
+    ran: list[tuple[int, Sequence, bool]] = field(default_factory=list)
+    pops: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    running: int = 0
+    waiting: int = 0
+    plans: int = 0
+    preempted: int = 0
+    rows: dict[int, Sequence] = field(default_factory=dict)
+    times: dict[str, float] = field(default_factory=dict)
+    record: Tensor | None = None
+    ready: torch.cuda.Event | None = None
+    values: list[list[int]] = field(default_factory=list)
+
+    def push(self, record: Tensor) -> None:
+        """record: int64 [R + 1, fields] on the device. Starts its way to the host without waiting."""
+        if record.device.type == "cuda":
+            self.record = torch.empty(record.shape, dtype=record.dtype, pin_memory=True)
+            self.record.copy_(record, non_blocking=True)
+            self.ready = torch.cuda.Event()
+            self.ready.record()
+        else:
+            self.record = record
+
+    def wait(self) -> None:
+        """The one place where the host waits for the device."""
+        if self.ready is not None:
+            self.ready.synchronize()
+        assert self.record is not None
+        self.values = self.record.tolist()
+        self.record = None
+
+    def row(self, row: int, name: str) -> int:
+        return self.values[row][ROW_FIELDS.index(name)]
+
+    def pool(self, name: str) -> int:
+        return self.values[-1][POOL_FIELDS.index(name)]

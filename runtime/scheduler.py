@@ -1,0 +1,83 @@
+"""Who runs: queues, rows, and a lower bound on the free blocks. Host state only; it never looks at the device."""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+
+from .capacity import peak_blocks
+from .config import EngineConfig
+from .record_ring import StepInFlight
+from .sequence import Sequence
+
+
+class Scheduler:
+    """First come, first served. A request that was preempted keeps its place.
+
+    free_bound: free blocks of the last confirmed step, less what later steps may have taken. It depends on record n - lag alone,
+    never on what has arrived early, so that a run repeats exactly.
+    """
+
+    def __init__(self, config: EngineConfig, *, evicts: bool) -> None:
+        self.config, self.evicts = config, evicts
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self._rows = list(range(config.max_running))
+        self._confirmed = config.n_blocks
+        self._unconfirmed: dict[int, int] = {}
+
+    # -- the bound on free blocks ---------------------------------------------------------------------------------------
+
+    @property
+    def free_bound(self) -> int:
+        return self._confirmed - sum(self._unconfirmed.values())
+
+    def confirm(self, step: StepInFlight) -> None:
+        self._confirmed = step.pool("free")
+        self._unconfirmed = {n: pops for n, pops in self._unconfirmed.items() if n > step.step}
+
+    def confirm_exactly(self, free: int) -> None:
+        """All launched steps are done and `free` blocks are free."""
+        self._confirmed, self._unconfirmed = free, {}
+
+    def spend(self, step: int, pops: int) -> None:
+        self._unconfirmed[step] = self._unconfirmed.get(step, 0) + pops
+
+    # -- queues ---------------------------------------------------------------------------------------------------------
+
+    def enqueue(self, seq: Sequence) -> None:
+        bisect.insort(self.waiting, seq, key=lambda s: s.number)
+
+    def start(self, seq: Sequence) -> None:
+        self.waiting.remove(seq)
+        seq.row = heapq.heappop(self._rows)
+        bisect.insort(self.running, seq, key=lambda s: s.number)
+
+    def stop(self, seq: Sequence) -> None:
+        assert seq.row is not None
+        heapq.heappush(self._rows, seq.row)
+        self.running.remove(seq)
+        seq.row = None
+
+    def runnable(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Requests that decode in this step, and those that prefill a chunk."""
+        alive = [s for s in self.running if not s.finished and not s.launched_all]
+        prefill = [s for s in alive if s.prefilling]
+        return [s for s in alive if not s.prefilling], prefill[: self.config.prefill_chunks]
+
+    # -- blocks ---------------------------------------------------------------------------------------------------------
+
+    def growth_bound(self, decode: list[Sequence], prefill: list[Sequence]) -> int:
+        """The most blocks that this step's appends can take."""
+        size = self.config.slots_per_block
+        return len(decode) + sum(-(-(s.chunk_end(self.config) - s.cursor) // size) for s in prefill)
+
+    def peak(self, seq: Sequence) -> int:
+        total = len(seq.prompt) + seq.params.max_tokens - 1
+        return peak_blocks(self.config, seq.prefill_target, total, self.evicts)
+
+    def admissible(self, seq: Sequence, decode: list[Sequence], prefill: list[Sequence]) -> int:
+        """Blocks left over if the request were admitted now: negative if it must wait."""
+        left = self.free_bound - len(decode) - sum(self.peak(s) for s in prefill) - self.peak(seq)
+        # A preempted request comes back only when the others have room to grow, lest it be thrown out again at once.
+        return left - len(self.running) if seq.preempted else left

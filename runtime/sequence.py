@@ -1,0 +1,83 @@
+"""A request while it is in the engine: host state only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from .config import EngineConfig
+from .detokenizer import Detokenizer
+from .request import RequestOutput, SamplingParams
+
+
+@dataclass
+class Saved:
+    """What a preempted request takes along: its eviction log, int32 [tokens], and the policy's state, fp32 [G, tokens] each."""
+
+    died_at: Tensor
+    state: dict[str, Tensor]
+
+
+@dataclass(eq=False)
+class Sequence:
+    """cursor: tokens whose keys and values are in the cache, or on the way in a launched step (an upper bound after an end token).
+
+    replay_until: tokens before this one were run before a preemption; they are recomputed under the eviction log, unseen by the
+    policy. decoded: decode steps launched. number: order of submission, which is also the order of precedence.
+    """
+
+    number: int
+    prompt: list[int]
+    params: SamplingParams
+    output: RequestOutput
+    budget: int
+    seed: int
+    end_ids: tuple[int, ...]
+    detokenizer: Detokenizer | None = None
+    row: int | None = None
+    cursor: int = 0
+    decoded: int = 0
+    replay_until: int = 0
+    evicted: bool = False
+    preempted: bool = False
+    saved: Saved | None = None
+    finished: bool = False
+    logits: list[Tensor] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
+    entered: int = 0
+
+    @property
+    def id(self) -> str:
+        return self.output.request_id
+
+    @property
+    def prefill_target(self) -> int:
+        return max(len(self.prompt), self.replay_until)
+
+    @property
+    def prefilling(self) -> bool:
+        return self.cursor < self.prefill_target
+
+    @property
+    def launched_all(self) -> bool:
+        """Every step that the request can need is launched."""
+        return not self.prefilling and self.decoded >= self.params.max_tokens - 1
+
+    @property
+    def replaying(self) -> bool:
+        return self.cursor < self.replay_until
+
+    def chunk_end(self, config: EngineConfig) -> int:
+        """Where the next chunk ends. Borders depend on the prompt and the options alone, never on the neighbors."""
+        prompt, start = len(self.prompt), self.cursor
+        if start < prompt:
+            return min((start // config.chunk + 1) * config.chunk, prompt)
+        # Recomputing generated tokens: not beyond the next eviction, so that no more tokens are held than the first time.
+        stride = min(config.evict.every or config.chunk, config.chunk)
+        return min(prompt + ((start - prompt) // stride + 1) * stride, self.replay_until)
+
+    def tokens(self, first: int, last: int) -> list[int]:
+        """Token ids at positions first .. last - 1."""
+        prompt = len(self.prompt)
+        return self.prompt[first:last] + self.output.token_ids[max(0, first - prompt) : max(0, last - prompt)]
