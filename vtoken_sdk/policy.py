@@ -46,7 +46,9 @@ class EvictionPolicy(ABC):
             raise TypeError(f"{cls.__name__}.needs has {sorted(unknown)}; allowed are {sorted(NEEDS)}")
         annotated = any("window" in vars(c).get("__annotations__", {}) for c in cls.__mro__)
         if "queries" in cls.needs and not annotated:
-            raise TypeError(f'{cls.__name__} needs "queries", so it must have a field `window: int` (how many of the last queries it reads)')
+            raise TypeError(
+                f'{cls.__name__} needs "queries", so it must have a field `window: int` (how many of the last queries it reads)'
+            )
 
     def sync_new_tokens(self, cache: CacheView, new: NewTokens) -> None:
         """Learn from the step just done. The only place that may assign `cache.state`. Default: nothing."""
@@ -147,8 +149,10 @@ class State(MutableMapping[str, Tensor]):
             raise PolicyError(f'cache.state["{name}"] was assigned in evict_token; state is assigned in sync_new_tokens only')
         if not isinstance(value, Tensor):
             raise PolicyError(f'cache.state["{name}"] wants a tensor that broadcasts to {tuple(self._shape)}, not {type(value).__name__}')
+        if value is self.tensors.get(name):  # `state["mass"] += x` has already added in place
+            return
         try:
-            self.tensors[name] = value.to(device=self._device, dtype=torch.float32).expand(self._shape)
+            self.tensors[name] = value.to(device=self._device, dtype=torch.float32).expand(self._shape).clone()
         except RuntimeError as error:
             raise PolicyError(f'cache.state["{name}"] wants shape {tuple(self._shape)} ([B, G, T]), not {tuple(value.shape)}') from error
 
@@ -215,12 +219,14 @@ class CacheView:
         score: broadcasts to [B, G, T], compared in fp32, +-inf allowed, NaN is a PolicyError. Ties: the lower id dies first.
         first, last: ids < first and ids >= length - last die only after all others (`last` may be an int tensor [B, 1, 1]).
             The newest never dies. If the protected alone exceed `keep`, the budget wins and the lower ids go.
-        keep: int64, broadcasts to [B, G, 1]. A sum over G above G * budget is scaled down (floor), at least 1 each.
+        keep: int64, broadcasts to [B, G, 1]. Each group keeps at least 1; a sum over G above
+            G * budget is scaled down to it (what is beyond 1 each, floor).
         """
         n_groups = self.live.shape[1]
-        keep = (self.budget if keep is None else keep).expand(-1, n_groups, -1)
+        keep = (self.budget if keep is None else keep).clamp(min=1).expand(-1, n_groups, -1)
         cap, total = self.budget * n_groups, keep.sum(1, keepdim=True)
-        keep = torch.where(total > cap, keep * cap // total.clamp(min=1), keep).clamp(min=1)
+        scaled = 1 + (keep - 1) * (cap - n_groups) // (total - n_groups).clamp(min=1)
+        keep = torch.where(total > cap, scaled, keep)
         last = torch.as_tensor(last, device=self.live.device).clamp(min=1)
         score = score.float().expand(self.live.shape)
         bad = (score.isnan() & self.live).flatten(1).any(-1)  # [B]
