@@ -1,0 +1,1 @@
+"""Files that are copied for a user as a start."""
