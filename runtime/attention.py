@@ -99,7 +99,9 @@ def _hidden(query_positions: Tensor, key_positions: Tensor, window: int | None, 
     return hidden
 
 
-def _fused_chunk(q: Tensor, k: Tensor, v: Tensor, query_positions: Tensor, key_positions: Tensor, window: int | None, died_at: Tensor | None) -> Tensor:
+def _fused_chunk(
+    q: Tensor, k: Tensor, v: Tensor, query_positions: Tensor, key_positions: Tensor, window: int | None, died_at: Tensor | None
+) -> Tensor:
     """torch's own fused attention, tile by tile so that the mask stays small. q: [H, R, n, D], scaled; k, v: [H, N, D]."""
     heads, group, n, head_dim = q.shape
     past = k.shape[1] - n

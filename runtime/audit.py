@@ -2,55 +2,122 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
+from torch import Tensor
 
-from .token_table import DEAD, FREE, RESERVED
+from .block_pool import BlockPool
+from .planner import Plan
+from .prefix_index import PrefixIndex
+from .token_table import DEAD, FREE, NEVER, RESERVE, RESERVED, TokenTable
 from .worker import Worker
 
 
 def check_worker(worker: Worker, names: Mapping[int, str]) -> None:
-    """Check every law; reads the device. names: request of each row in use.
+    """Check every law of this module; reads the device. names: request of each row in use. Raises AssertionError."""
+    check_owners(worker.pool, worker.table, worker.index, names)
+    made = worker.reclaimer.in_flight if worker.reclaimer is not None else None
+    check_rows(worker.table, names, made)
 
-    free + held = all; owners = rows that list the block, plus the index; one live token, one slot, and both directions agree;
-    the slot map is the live slots in token order, then the slots that may be appended to; nobody names a free block.
-    """
-    pool, table, size = worker.pool, worker.table, worker.table.block_size
-    pool.check()
-    owners = torch.zeros_like(pool.owners)
+
+def check_owners(pool: BlockPool, table: TokenTable, index: PrefixIndex | None, names: Mapping[int, str]) -> None:
+    """free + held = all; owners = rows that list the block, plus the index; nobody names a free block."""
     listed = table.blocks[:-1].flatten()
-    owners.index_add_(0, listed, torch.ones_like(listed, dtype=torch.int32))
-    if worker.index is not None:
-        owners += worker.index.owned()
-    wrong = (owners[:-1] != pool.owners[:-1]).nonzero().flatten()
-    if len(wrong):
-        block = int(wrong[0])
+    owners = torch.zeros_like(pool.owners).index_add_(0, listed, torch.ones_like(listed, dtype=torch.int32))
+    if index is not None:
+        owners += index.owned()
+
+    def who(block: int) -> str:
         rows = (table.blocks[:-1] == block).any(1).nonzero().flatten().tolist()
-        requests = [names.get(r, f"row {r} (no request)") for r in rows]
-        raise AssertionError(f"block {block}: the pool counts {int(pool.owners[block])} owners, but {int(owners[block])} name it: {requests}")
-    for row in range(table.rows):
-        who = names.get(row)
-        n_live, n_free, length = int(table.n_live[row]), int(table.n_free[row]), int(table.length[row])
-        held, blocks = table.held[row], table.blocks[row]
-        if who is None:
-            assert length == 0 and not bool((blocks != pool.trash).any()), f"row {row} has no request but holds {length} tokens"
-            continue
-        slot = table.slot[row].long()
-        ids = (slot >= 0).nonzero().flatten()
-        assert len(ids) == n_live, f"{who}: {len(ids)} live tokens, counted {n_live}"
-        assert not len(ids) or int(ids[-1]) < length, f"{who}: token {int(ids[-1])} lives, but only {length} were appended"
-        assert torch.equal(table.map[row, :n_live], slot[ids]), f"{who}: the slot map does not list the live tokens in order"
-        at = (held >= 0).nonzero().flatten()
-        back = torch.full_like(slot, -1)
-        back[held[at].long()] = blocks[at // size] * size + at % size
-        assert len(at) == n_live and torch.equal(back, slot), f"{who}: slots and held tokens disagree at ids {(back != slot).nonzero().flatten().tolist()[:8]}"
-        free = (held == FREE).nonzero().flatten()
-        assert len(free) == n_free, f"{who}: {len(free)} free slots, counted {n_free}"
-        assert torch.equal(table.map[row, n_live : n_live + n_free], blocks[free // size] * size + free % size), f"{who}: free slots of the map"
-        bad = (free // size)[(pool.owners[blocks[free // size]] > 1) | table.leaving[row, free // size]]
-        assert not len(bad), f"{who}: slots of shared or leaving blocks {blocks[bad].tolist()} may be appended to"
-        absent = (blocks == pool.trash).repeat_interleave(size)
-        assert bool((held[absent] == DEAD).all()), f"{who}: tokens in a block that it does not hold"
-        idle = worker.reclaimer is None or worker.reclaimer.idle
-        assert not (idle and bool((held == RESERVED).any())), f"{who}: slots reserved with no plan in flight"
+        named = [names.get(r, f"row {r} (no request)") for r in rows]
+        cached = ["the prefix index"] if index is not None and int(index.owned()[block]) else []
+        return ", ".join(named + cached) or "nobody"
+
+    free = pool.free_blocks()
+    for block in free[owners[free] > 0].tolist():
+        raise AssertionError(f"block {block} is free, and named by {who(block)}")
+    for block in (owners[:-1] != pool.owners[:-1]).nonzero().flatten().tolist():
+        raise AssertionError(f"block {block}: the pool counts {int(pool.owners[block])} owners, but it is named by {who(block)}")
+    pool.check()
+
+
+def check_rows(table: TokenTable, names: Mapping[int, str], made: Plan | None) -> None:
+    """What each request's row says of its tokens, its blocks and its slot map, with or without a plan in flight."""
+    unused = torch.tensor([row for row in range(table.rows) if row not in names], dtype=torch.int64, device=table.device)
+    dirty = (
+        (table.length[unused] != 0)
+        | (table.blocks[unused] != table.pool.trash).any(1)
+        | (table.slot[unused] != -1).any(1)
+        | (table.held[unused] != DEAD).any(1)
+        | table.leaving[unused].any(1)
+        | (table.died_at[unused] != NEVER).any(1)
+    )
+    assert not bool(dirty.any()), f"rows {unused[dirty].tolist()} have no request but hold something"
+    targets = made.target[: int(made.count)] if made is not None else None
+    for row, name in names.items():
+        for fault in _faults(table, row, targets, planned=made is not None and bool((made.rows == row).any())):
+            raise AssertionError(f"{name} (row {row}): {fault}")
+
+
+def _faults(table: TokenTable, row: int, targets: Tensor | None, *, planned: bool) -> Iterator[str]:
+    pool, size = table.pool, table.block_size
+    n_live, n_free, length = int(table.n_live[row]), int(table.n_free[row]), int(table.length[row])
+    slot, died_at, held, blocks, leaving = (x[row] for x in (table.slot, table.died_at, table.held, table.blocks, table.leaving))
+    by_block, present = held.unflatten(0, (-1, size)), blocks != pool.trash
+    owned = blocks[present]
+
+    def at_block(where: Tensor) -> list[int]:
+        """Block ids of flat places in `held`."""
+        return sorted({int(b) for b in blocks[where.nonzero().flatten() // size]})
+
+    # Blocks.
+    if len(owned.unique()) != len(owned):
+        yield f"its list names a block twice: {sorted(owned.tolist())}"
+    if bool((by_block[~present] != DEAD).any()) or bool(leaving[~present].any()):
+        yield f"something is entered at ordinals {(~present).nonzero().flatten().tolist()[:8]}, where it holds no block"
+    home = pool.home[owned] == present.nonzero().flatten()
+    if not bool(home.all()):
+        yield f"blocks {owned[~home].tolist()} are not at the ordinals that the pool knows"
+    # Tokens.
+    ids = torch.arange(len(slot), device=slot.device)
+    wrong = (slot >= 0) != ((ids < length) & (died_at > length))
+    if bool(wrong.any()):
+        yield f"tokens {ids[wrong].tolist()[:8]} are live and not appended, or evicted, or neither (length {length})"
+    live = ids[slot >= 0]
+    if len(live) != n_live:
+        yield f"{len(live)} live tokens, counted {n_live}"
+    back = torch.full_like(slot, -1)
+    places = (held >= 0).nonzero().flatten()
+    back[held[places].long()] = (blocks[places // size] * size + places % size).to(torch.int32)
+    if len(places) != len(live) or not torch.equal(back, slot):
+        off = back != slot
+        in_blocks = sorted({int(s) // size for s in torch.cat((slot[off], back[off])).tolist() if s >= 0})
+        counts = f"{len(places)} held, {len(live)} live"
+        yield f"slots and held tokens disagree: {counts}, at ids {ids[off].tolist()[:8]}, blocks {in_blocks[:8]}"
+    # The slot map.
+    if not torch.equal(table.map[row, :n_live], slot[live]):
+        yield "the slot map does not list the live tokens in order"
+    free = ((by_block == FREE) & ~leaving[:, None]).flatten()
+    places = free.nonzero().flatten()
+    if len(places) != n_free:
+        yield f"{len(places)} slots may be appended to, counted {n_free}"
+    if not torch.equal(table.map[row, n_live : n_live + n_free].long(), blocks[places // size] * size + places % size):
+        yield "the slot map does not end in the slots that may be appended to"
+    shared = free & (pool.owners[blocks] > 1).repeat_interleave(size)
+    if bool(shared.any()):
+        yield f"blocks {at_block(shared)} have other owners, and may be appended to"
+    # The plan in flight.
+    reserved = held <= RESERVED
+    if targets is None or not planned:
+        if bool(reserved.any()) or bool(leaving.any()):
+            yield f"slots of blocks {at_block(reserved)} are reserved, or blocks {blocks[leaving].tolist()} leave, and no plan says so"
+    else:
+        own = targets[targets // len(held) == row] % len(held)
+        if sorted(own.tolist()) != reserved.nonzero().flatten().tolist():
+            yield f"the slots reserved in blocks {at_block(reserved)} are not the targets of the plan"
+    if bool((held < RESERVED - RESERVE + 1).any()):
+        yield f"slots of blocks {at_block(held < RESERVED - RESERVE + 1)} are reserved twice"
+    empty = present & ~((by_block >= 0) | (by_block <= RESERVED)).any(1) & ~leaving
+    if not planned and bool(empty.any()):
+        yield f"blocks {blocks[empty].tolist()} hold no live token and were not given back"

@@ -69,15 +69,21 @@ class BlockPool:
         """Free blocks, read on the host (synchronizes)."""
         return int(self.top)
 
-    def check(self) -> None:
-        """Free and held blocks are the pool, each once. Raises AssertionError that names the blocks."""
+    def free_blocks(self) -> Tensor:
+        """Ids of the free blocks, int64, ascending (synchronizes). Raises AssertionError if their number cannot be right."""
         top = self.n_free()
         assert 0 <= top <= self.n_blocks, f"block pool: {top} free of {self.n_blocks}: more blocks were taken or freed than there are"
-        free = self.stack[:top].sort().values
+        return self.stack[:top].sort().values
+
+    def check(self) -> None:
+        """Free and held blocks are the pool, each once. Raises AssertionError that names the blocks."""
+        free = self.free_blocks()
         twice = free[1:][free[1:] == free[:-1]]
-        assert not len(twice), f"block pool: blocks {twice.tolist()} are free twice"
+        assert not len(twice), f"block pool: blocks {twice.tolist()[:16]} are free twice"
         owners = self.owners[: self.n_blocks]
+        below = (owners < 0).nonzero().flatten()
+        assert not len(below), f"block pool: blocks {below.tolist()[:16]} were freed more often than held"
         is_free = torch.zeros(self.n_blocks, dtype=torch.bool, device=self.device).index_fill_(0, free, True)
         wrong = ((owners == 0) != is_free).nonzero().flatten()
-        assert not len(wrong), f"block pool: blocks {wrong.tolist()[:16]} have owners {owners[wrong].tolist()[:16]} but free={is_free[wrong].tolist()[:16]}"
-        assert bool((owners >= 0).all()), f"block pool: blocks {(owners < 0).nonzero().flatten().tolist()} were freed more often than held"
+        counts = owners[wrong].tolist()[:16]
+        assert not len(wrong), f"block pool: blocks {wrong.tolist()[:16]} have {counts} owners, and the free stack says otherwise"

@@ -31,7 +31,8 @@ def settled_blocks(config: EngineConfig, prompt: int, total: int, evicts: bool) 
     """Blocks that a request holds while it decodes, as far as the runtime promises: for the admission arithmetic of reports."""
     size = config.slots_per_block
     live = min(total, prompt)
-    if reuses_dead_slots(config, evicts) and config.evict.prefill != "never" and not (config.runtime == "refill" and config.evict.prefill == "end"):
+    keeps_prompt = config.evict.prefill == "never" or (config.runtime == "refill" and config.evict.prefill == "end")
+    if reuses_dead_slots(config, evicts) and not keeps_prompt:
         every = config.evict.every or total
         extra = config.chunk if config.runtime == "refill" else min(every, max(0, total - prompt))
         live = min(total, config.budget_of(prompt) + extra)

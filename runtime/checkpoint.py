@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,30 +36,35 @@ class Place:
         return {"revision": self.revision, "local_files_only": self.local}
 
 
-def read_config(place: Place) -> dict[str, Any]:
-    """The config as plain data, so that what we refuse is refused before transformers makes anything of it."""
-    name = place.name
-    if place.local:
-        path = Path(place.where) / "config.json"
-        try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ConfigError(f"model={name}: the folder {place.where} has no config.json") from None
-        except ValueError as error:
-            raise ConfigError(f"model={name}: {path} is not JSON ({error})") from error
-        if not isinstance(raw, dict):
-            raise ConfigError(f"model={name}: {path} is not a JSON object")
-        return raw
-    from transformers import PreTrainedConfig
+def read_config(place: Place) -> tuple[Place, dict[str, Any]]:
+    """The config as plain data, so that what we refuse is refused before transformers makes anything of it.
+
+    Returns the place too, a Hub repository pinned to the commit that was found. Raises ConfigError.
+    """
+    path = Path(place.where) / "config.json" if place.local else _hub_config(place)
+    if path.parent.parent.name == "snapshots" and not place.local:
+        place = replace(place, revision=path.parent.name)
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"model={place.name}: the folder {place.where} has no config.json") from None
+    except ValueError as error:
+        raise ConfigError(f"model={place.name}: {path} is not JSON ({error})") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"model={place.name}: {path} is not a JSON object")
+    return place, raw
+
+
+def _hub_config(place: Place) -> Path:
+    from transformers.utils import cached_file
 
     try:
-        raw, _ = PreTrainedConfig.get_config_dict(place.where, **place.arguments)
+        return Path(str(cached_file(place.where, "config.json", revision=place.revision)))
     except Exception as error:  # the Hub client raises many kinds: offline, unknown, gated, no such revision
         raise ConfigError(
-            f"model={name}: there is no such folder here, and the Hub gave nothing ({first_line(error)}); "
+            f"model={place.name}: there is no such folder here, and the Hub gave nothing ({first_line(error)}); "
             "check the name and the network, or download the model and give its folder"
         ) from error
-    return dict(raw)
 
 
 def parse_config(name: str, raw: Mapping[str, Any]) -> tuple[type[PreTrainedModel], PreTrainedConfig]:

@@ -23,7 +23,7 @@ TINY: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 1,
-    "num_attention_heads": 2,
+    "num_attention_heads": 1,
     "num_key_value_heads": 1,
     "head_dim": 16,
     "vocab_size": 512,

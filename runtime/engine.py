@@ -6,7 +6,6 @@ step n - lag. See `Worker` for the operations and `Scheduler` for who runs.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -26,7 +25,7 @@ from .model_adapter import ModelAdapter
 from .prefix_index import prefix_keys
 from .record_ring import StepInFlight
 from .records import StepRecord
-from .request import Eviction, FinishReason, RequestOutput, RequestRejected, SamplingParams
+from .request import MAX_SEED, Eviction, FinishReason, RequestOutput, RequestRejected, SamplingParams
 from .scheduler import Scheduler
 from .sequence import Sequence
 from .token_table import NEVER
@@ -53,7 +52,7 @@ class Engine:
         self.outputs: dict[str, RequestOutput] = {}
         self.steps = self.concurrency_peak = 0
         self._sequences: dict[str, Sequence] = {}
-        self._numbers = itertools.count()
+        self._submitted = 0
         self._in_flight: deque[StepInFlight] = deque()
         self._known: list[StepRecord] = []
         self._now_building = StepInFlight(0)
@@ -67,12 +66,13 @@ class Engine:
     def add_request(self, prompt: Seq[int], params: SamplingParams | None = None, *, request_id: str | None = None) -> str:
         """Queue a request; returns its id. Raises RequestRejected if it can never run here; nothing changes then."""
         params = params or SamplingParams()
-        number = next(self._numbers)
+        number = self._submitted
         name = request_id if request_id is not None else f"request-{number}"
         prompt = list(prompt)
         self._refuse(name, prompt, params)
+        self._submitted += 1
         output = RequestOutput(name, len(prompt), arrival_s=self._now(), text="" if self.model.tokenizer else None)
-        seed = params.seed if params.seed is not None else (self.config.seed << 32) + number
+        seed = params.seed if params.seed is not None else ((self.config.seed << 32) + number) & MAX_SEED
         ends = params.stop_token_ids if params.ignore_eos or params.forced else (*self.model.eos_token_ids, *params.stop_token_ids)
         detokenizer = Detokenizer(self.model.tokenizer, params.stop) if self.model.tokenizer else None
         seq = Sequence(number, prompt, params, output, self.config.budget_of(len(prompt)), seed, tuple(ends), detokenizer)
@@ -102,8 +102,9 @@ class Engine:
         probe = Sequence(0, prompt, params, RequestOutput(name, len(prompt)), self.config.budget_of(len(prompt)), 0, ())
         peak = self.scheduler.peak(probe)
         if peak > self.config.n_blocks:
+            size, blocks = self.config.slots_per_block, self.config.n_blocks
             raise RequestRejected(
-                f"{name}: needs {peak} blocks of {self.config.slots_per_block} tokens at its peak, and the pool has {self.config.n_blocks}. "
+                f"{name}: needs {peak} blocks of {size} tokens at its peak, and the pool has {blocks}. "
                 "Raise pool_blocks, shorten the prompt, or evict while it is prefilled (a policy with evict.prefill=chunk)"
             )
 
@@ -124,9 +125,13 @@ class Engine:
             yield from self.step()
 
     def generate(self, prompts: Iterable[Seq[int]], params: SamplingParams | Seq[SamplingParams] | None = None) -> list[RequestOutput]:
-        """Run these requests to their end, with whatever else is queued."""
+        """Run these requests to their end, with whatever else is queued. Raises RequestRejected before any of them is queued."""
         prompts = list(prompts)
         each = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(prompts):
+            raise ValueError(f"params: {len(each)} for {len(prompts)} prompts; give one for all, or one each")
+        for i, (prompt, p) in enumerate(zip(prompts, each, strict=True)):  # before any is queued
+            self._refuse(f"request-{self._submitted + i}", list(prompt), p or SamplingParams())
         names = [self.add_request(prompt, p) for prompt, p in zip(prompts, each, strict=True)]
         for _ in self.run():
             pass
@@ -147,8 +152,8 @@ class Engine:
         reclaimer = self.worker.reclaimer
         if reclaimer is not None and (reclaimer.due(self.steps) or not self._sequences) and not reclaimer.idle:
             self._publish()
-        self._release()
-        if not self._sequences:
+        released = self._release()
+        if not self._sequences and not released:
             return self._take_known()
         decode, prefill = self._schedule()
         self._launch(decode, prefill)
@@ -175,6 +180,10 @@ class Engine:
         counts: list[Tensor] = []
         masses: list[Tensor] = []
         learning: list[Sequence] = []
+        for seq in decode:
+            seq.cursor += 1
+            seq.decoded += 1
+            flight.ran.append((self._row(seq), seq, True))
         with self.worker.watch.part("model"):
             if decode:
                 count, logits, mass = worker.decode(decode, width)
@@ -183,11 +192,6 @@ class Engine:
                 if mass is not None:
                     masses.append(mass)
                 self._keep_logits(decode, logits)
-            for seq in decode:
-                seq.cursor += 1
-                seq.decoded += 1
-                flight.decode_tokens += 1
-                flight.ran.append((self._row(seq), seq, True))
             for seq in prefill:
                 end, replaying = ends[seq], seq.replaying
                 samples = end == len(seq.prompt) and not replaying
@@ -207,13 +211,12 @@ class Engine:
 
     def _evict(self, ran: list[Sequence], learning: list[Sequence], counts: list[Tensor], masses: list[Tensor], width: int) -> None:
         """What follows a step's attention: tokens out of every window die, the policy learns, and is asked where it is due."""
-        worker, size = self.worker, self.config.block_size  # not the pool's: victims are the same under every runtime
-        if self.adapter.death_window is not None:
-            far = [s for s in ran if s.cursor > self.adapter.death_window and (s.cursor % size == 0 or s not in learning or self._due(s))]
-            if far:
-                with self.worker.watch.part("table"):
-                    worker.evict_out_of_window(far, width)
-                self._mark_evicted(far)
+        worker = self.worker
+        far = [s for s in learning if self._leaves_window(s)]
+        if far:
+            with self.worker.watch.part("table"):
+                worker.evict_out_of_window(far, width)
+            self._mark_evicted(far)
         for seq in ran:
             if seq not in learning and seq.saved is not None:
                 with self.worker.watch.part("table"):
@@ -236,6 +239,18 @@ class Engine:
             worker.evict_token(due, kill)
         self._mark_evicted(due)
 
+    def _leaves_window(self, seq: Sequence) -> bool:
+        """Is this the time for tokens out of every sliding window to die? Once a block of tokens, and before a policy is asked.
+
+        A function of the cursor alone, and not of the pool's block size, so that the log is the same under every runtime.
+        """
+        window, size = self.adapter.death_window, self.config.block_size
+        if window is None or seq.cursor <= window:
+            return False
+        generated = seq.cursor - len(seq.prompt)
+        before = seq.cursor - 1 if generated > 0 else (seq.cursor - 1) // self.config.chunk * self.config.chunk
+        return before // size < seq.cursor // size or self._due(seq)
+
     def _due(self, seq: Sequence) -> bool:
         """Is this the time to evict from the request? (Whether it is over its budget, the device decides.)"""
         when, generated = self.config.evict, seq.cursor - len(seq.prompt)
@@ -257,7 +272,7 @@ class Engine:
             return
         full = min(seq.cursor, len(seq.prompt)) // self.config.prefix_unit
         if full > seq.entered:
-            index.enter(self._row(seq), seq.keys[seq.entered : full], seq.entered)
+            index.enter(self._row(seq), seq.keys[:full])
             seq.entered = full
 
     def _keep_logits(self, seqs: list[Sequence], logits: Tensor) -> None:
@@ -309,11 +324,10 @@ class Engine:
         if runner is not None:
             if runner.reads_attention:
                 return 0
-            if runner.window:
-                limit = min(limit, len(seq.prompt) - runner.window)
+            first_asked = len(seq.prompt)
             if self.config.evict.prefill == "chunk":
-                first_eviction = (seq.budget // self.config.chunk + 1) * self.config.chunk
-                limit = min(limit, first_eviction - 1)
+                first_asked = min(first_asked, (seq.budget // self.config.chunk + 1) * self.config.chunk)
+            limit = min(limit, first_asked - max(1, runner.window))
         if self.adapter.death_window is not None:
             limit = min(limit, self.adapter.death_window)
         return max(0, limit) // self.config.prefix_unit
@@ -356,7 +370,7 @@ class Engine:
 
     def _preempt(self, seq: Sequence) -> None:
         """Take a request's blocks away; it comes back and recomputes them under its own eviction log."""
-        seq.saved, seq.replay_until, seq.preempted = self.worker.save(seq), seq.cursor, True
+        seq.saved, seq.replay_until, seq.preempted = self.worker.save(seq), max(seq.cursor, seq.replay_until), True
         seq.cursor, seq.entered = 0, 0
         seq.output.preemptions += 1
         self._now_building.preempted += 1
@@ -377,8 +391,7 @@ class Engine:
             for seq in self.scheduler.running
             if seq.evicted and not seq.finished and last.rows.get(row := self._row(seq)) is seq
             # With refill, the prompt's next chunk takes the dead slots without a copy.
-            if not (self.config.refill and seq.prefilling)
-            and last.row(row, "held") > -(-(last.row(row, "n_live") + slack) // size)
+            if not (self.config.refill and seq.prefilling) and last.row(row, "held") > -(-(last.row(row, "n_live") + slack) // size)
         ]
         if not rows:
             return
@@ -428,11 +441,13 @@ class Engine:
             if seq.finished:
                 continue
             layer = flight.row(row, "bad_layer")
-            if flight.row(row, "bad_answer"):
-                self._fail({row: PolicyError("evict_lowest was given a NaN score for a live token")}, {row: seq}, flight.step)
-            elif layer >= 0:
+            if layer >= 0:  # before the policy is blamed: attention that is not finite spoils its scores too
                 where = f"layer {layer}" if layer < self.adapter.layers else "the output head"
-                self._finish(seq, "error", f"request {seq.id}, step {flight.step}: {where} gave numbers that are not finite ({self.model.dtype})")
+                self._finish(
+                    seq, "error", f"request {seq.id}, step {flight.step}: {where} gave numbers that are not finite ({self.model.dtype})"
+                )
+            elif flight.row(row, "bad_answer"):
+                self._fail({row: PolicyError("evict_lowest was given a NaN score for a live token")}, {row: seq}, flight.step)
             elif samples and flight.row(row, "ran"):
                 self._append_token(seq, flight.row(row, "token"), stopped=bool(flight.row(row, "stopped")), now=now)
         self._known.append(self._step_record(flight, now))
@@ -469,21 +484,24 @@ class Engine:
     def _fail(self, failed: dict[int, PolicyError], seqs: dict[int, Sequence] | None = None, step: int | None = None) -> None:
         by_row = seqs if seqs is not None else {self._row(s): s for s in self.scheduler.running}
         for row, error in failed.items():
-            named = PolicyError(str(error), policy=type(self.policy).__name__, request=by_row[row].id, step=self.steps if step is None else step)
+            named = PolicyError(
+                str(error), policy=type(self.policy).__name__, request=by_row[row].id, step=self.steps if step is None else step
+            )
             self._finish(by_row[row], "error", str(named))
 
-    def _release(self) -> None:
+    def _release(self) -> bool:
         """Give back the rows of requests that ended, or whose last step is launched; not while a plan moves their tokens."""
         busy = self.worker.reclaimer.rows if self.worker.reclaimer is not None else frozenset()
         gone = [s for s in self.scheduler.running if (s.finished or s.launched_all) and self._row(s) not in busy]
         if not gone:
-            return
+            return False
         with self.worker.watch.part("table"):
             for seq in gone:
                 seq.output.evictions = _as_log(self.worker.eviction_log(seq))
             self.worker.release([self._row(seq) for seq in gone])
         for seq in gone:
             self.scheduler.stop(seq)
+        return True
 
     # -- books ----------------------------------------------------------------------------------------------------------
 
@@ -500,7 +518,7 @@ class Engine:
             step=flight.step,
             time_s=now,
             prefill_tokens=flight.prefill_tokens,
-            decode_tokens=flight.decode_tokens,
+            decode_tokens=sum(flight.row(row, "ran") for row, _, _ in flight.ran) - flight.prefill_tokens,  # rows that had stopped ran none
             running=flight.running,
             waiting=flight.waiting,
             live_tokens=sum(live),

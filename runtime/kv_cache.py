@@ -9,7 +9,9 @@ from torch import Tensor
 class KVCache:
     """keys, values: [L, n_slots + S, H, D]; the last S slots are the trash block. queries: [L, R + 1, Hq, W, D] ring by position."""
 
-    def __init__(self, layers: int, n_slots: int, block_size: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, layers: int, n_slots: int, block_size: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self.n_slots = n_slots
         shape = (layers, n_slots + block_size, heads, head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)

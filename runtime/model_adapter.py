@@ -66,10 +66,13 @@ class ModelAdapter:
         """ids: int64 [B, n] at step.positions. Returns fp32 [B, vocabulary] of the last position, or None."""
         inputs = {"input_ids": ids, "position_ids": step.positions, "use_cache": False, "vtoken_step": step}
         with torch.inference_mode():
-            if logits == "none":
-                self.hf.model(**inputs)
-                return None
-            return self.hf(**inputs, logits_to_keep=1).logits[:, -1].float()
+            made = self.hf.model(**inputs) if logits == "none" else self.hf(**inputs, logits_to_keep=1).logits[:, -1].float()
+        if step.attended != self.layers:
+            raise RuntimeError(
+                f"{step.attended} of {self.layers} layers used the engine's attention: set_attn_implementation was called on its model. "
+                "Give the engine a model of its own"
+            )
+        return made if logits == "last" else None
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """int64 [n] -> (cos, sin), each [n, D] fp32."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -39,10 +39,10 @@ class ModelSource:
 class LoadedModel:
     """A transformers model, ready but with its own attention still. notices: choices that a user should hear of."""
 
-    hf: PreTrainedModel
+    hf: PreTrainedModel = field(repr=False)
     name: str
     weights: Literal["real", "dummy"]
-    tokenizer: PreTrainedTokenizerBase | None
+    tokenizer: PreTrainedTokenizerBase | None = field(repr=False)
     dtype: torch.dtype
     device: torch.device
     source: ModelSource
@@ -186,7 +186,7 @@ def _load(place: Place, weights: Weights, dtype: DtypeName, device: torch.device
     """A folder, or a repository of the Hub, whose downloads show their progress. known: the source of its real weights."""
     kind: Literal["real", "dummy"] = "dummy" if weights == "dummy" else "real"
     with quiet(bars=not place.local):
-        raw = read_config(place)
+        place, raw = read_config(place)
         cls, config = parse_config(place.name, raw)
         chosen, notices = _choose(dtype, config, device)
         files = weight_files(place) if kind == "real" and place.local else []
@@ -196,15 +196,14 @@ def _load(place: Place, weights: Weights, dtype: DtypeName, device: torch.device
             hf, more = read_weights(place, cls, config, chosen)
             hf, notices = dummy.to_device(hf, device), notices + more
         tokenizer, more = read_tokenizer(place)
-    source = known if known is not None and kind == "real" else _source(place, config, raw, files)
+    source = known if known is not None and kind == "real" else _source(place, raw, files)
     return LoadedModel.from_transformers(hf, name=place.name, weights=kind, tokenizer=tokenizer, source=source, notices=notices + more)
 
 
-def _source(place: Place, config: PreTrainedConfig, raw: dict[str, Any], files: list[Path]) -> ModelSource:
-    commit = getattr(config, "_commit_hash", None) or place.revision
+def _source(place: Place, raw: dict[str, Any], files: list[Path]) -> ModelSource:
     if files and sum(file.stat().st_size for file in files) <= HASH_LIMIT:
-        return ModelSource(place.where, commit, files_hash(files), "weights")
-    return ModelSource(place.where, commit, config_hash(raw), "config")
+        return ModelSource(place.where, place.revision, files_hash(files), "weights")
+    return ModelSource(place.where, place.revision, config_hash(raw), "config")
 
 
 def _choose(dtype: DtypeName, config: PreTrainedConfig, device: torch.device) -> tuple[torch.dtype, tuple[str, ...]]:

@@ -80,7 +80,7 @@ def _choose_fill(table: TokenTable, rows: Tensor, ranked: _Ranked, options: Recl
     size, live = table.block_size, ranked.live
     sparse = live <= int(options.threshold * size)
     holes = torch.where(ranked.private, size - live, 0)
-    room = holes.sum(1, keepdim=True) - options.slack
+    room = (holes.sum(1, keepdim=True) - options.slack).clamp(min=0)
     # A private block that leaves uses a whole block's worth of room, however sparse: its tokens move, and its own holes go.
     rank = torch.arange(live.shape[1], device=live.device)
     take = ranked.private & sparse & ((rank + 1) * size <= room)
@@ -93,7 +93,7 @@ def _choose_fill(table: TokenTable, rows: Tensor, ranked: _Ranked, options: Recl
 
 def _under_cap(ranked: _Ranked, take: Tensor, cap: int) -> Tensor:
     """Of all blocks to take in the batch, private before shared and sparsest first, those whose live tokens add up to the cap."""
-    cost, order = torch.where(take, ranked.cost, torch.iinfo(torch.int64).max).flatten().sort(stable=True)
+    order = torch.where(take, ranked.cost, torch.iinfo(torch.int64).max).flatten().argsort(stable=True)
     live = torch.where(take, ranked.live, 0).flatten()[order]
     fits = live.cumsum(0) <= cap
     return torch.empty_like(fits).scatter_(0, order, fits).view_as(take) & take

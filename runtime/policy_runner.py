@@ -182,5 +182,5 @@ class PolicyRunner:
             if not isinstance(answer, Tensor) or answer.shape != (heads, len(ids)):
                 got = list(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
                 raise PolicyError(f"cache.score's function returned {got}; it must return [H, N] = {[heads, len(ids)]}")
-            total += answer.float().mean(0)
-        return torch.zeros(1, width, device=slot.device).index_copy_(1, ids, (total / model.layers)[None])
+            total += answer.float().sum(0)
+        return torch.zeros(1, width, device=slot.device).index_copy_(1, ids, (total / (model.layers * heads))[None])

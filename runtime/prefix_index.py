@@ -34,6 +34,7 @@ class PrefixIndex:
         self.blocks_per_entry = unit // table.block_size
         self.capacity = table.pool.n_blocks // self.blocks_per_entry
         self._blocks = torch.full((self.capacity, self.blocks_per_entry), table.pool.trash, device=table.device)
+        self._owned = torch.zeros_like(table.pool.owners)
         self._entries: OrderedDict[bytes, int] = OrderedDict()
         self._unused = list(range(self.capacity))
 
@@ -43,8 +44,7 @@ class PrefixIndex:
     def match(self, keys: Sequence[bytes]) -> list[bytes]:
         """The longest run of keys from the first that the index has."""
         n = next((i for i, key in enumerate(keys) if key not in self._entries), len(keys))
-        for key in reversed(keys[:n]):
-            self._entries.move_to_end(key)
+        self._touch(keys[:n])
         return list(keys[:n])
 
     def adopt(self, row: int, keys: Sequence[bytes]) -> None:
@@ -52,28 +52,33 @@ class PrefixIndex:
         numbers = torch.tensor([self._entries[key] for key in keys], device=self.table.device)
         self.table.adopt(torch.tensor([row], device=self.table.device), self._blocks[numbers].flatten())
 
-    def enter(self, row: int, keys: Sequence[bytes], first: int) -> None:
-        """Enter units first, first + 1, ... of a row that nothing was evicted from. Known keys and a full index are passed over."""
-        fresh = [(i, key) for i, key in enumerate(keys, first) if key not in self._entries][: len(self._unused)]
-        if not fresh:
-            return
-        numbers = [self._unused.pop() for _ in fresh]
-        for (_, key), number in zip(reversed(fresh), reversed(numbers), strict=True):
-            self._entries[key] = number
-        per = self.blocks_per_entry
-        ordinals = torch.tensor([[i * per + k for k in range(per)] for i, _ in fresh], device=self.table.device)
-        ids = self.table.blocks[row, ordinals]
-        self._blocks[torch.tensor(numbers, device=self.table.device)] = ids
-        self.table.pool.share(ids.flatten())
+    def enter(self, row: int, keys: Sequence[bytes]) -> None:
+        """Enter the first units of a row that nothing was evicted from: its own blocks for each key that is not known yet."""
+        fresh = [i for i, key in enumerate(keys) if key not in self._entries]
+        if fresh:
+            # There is always a number left: entries have no block in common, and this row has blocks that no entry has.
+            numbers = [self._unused.pop() for _ in fresh]
+            self._entries.update((keys[i], number) for i, number in zip(fresh, numbers, strict=True))
+            ordinals = torch.tensor(fresh, device=self.table.device)[:, None] * self.blocks_per_entry
+            ids = self.table.blocks[row, ordinals + torch.arange(self.blocks_per_entry, device=self.table.device)]
+            self._blocks[torch.tensor(numbers, device=self.table.device)] = ids
+            self._owned.index_fill_(0, ids.flatten(), 1)
+            self.table.pool.share(ids.flatten())
+        self._touch(keys)
 
     def drop(self, n: int) -> Tensor:
         """Forget the n least recently used entries. Returns how many blocks became free, int64 []."""
         numbers = [self._entries.popitem(last=False)[1] for _ in range(min(n, len(self._entries)))]
         self._unused += numbers
-        return self.table.pool.free(self._blocks[torch.tensor(numbers, dtype=torch.int64, device=self.table.device)].flatten())
+        ids = self._blocks[torch.tensor(numbers, dtype=torch.int64, device=self.table.device)].flatten()
+        self._owned.index_fill_(0, ids, 0)
+        return self.table.pool.free(ids)
 
     def owned(self) -> Tensor:
-        """int32 [n_blocks + 1]: 1 where the index owns the block."""
-        owned = torch.zeros_like(self.table.pool.owners)
-        numbers = torch.tensor(list(self._entries.values()), dtype=torch.int64, device=owned.device)
-        return owned.index_fill_(0, self._blocks[numbers].flatten(), 1)
+        """int32 [n_blocks + 1]: 1 where the index owns the block. Not a copy."""
+        return self._owned
+
+    def _touch(self, chain: Sequence[bytes]) -> None:
+        """These units, each the parent of the next, were used: a child always goes before its parent."""
+        for key in reversed(chain):
+            self._entries.move_to_end(key)

@@ -17,13 +17,11 @@ POOL_FIELDS = ("free", "evicted", "moves", "freed", "held_distinct", "live_disti
 
 @dataclass
 class StepInFlight:
-    """A launched step. ran: (row, request, whether it samples a token). pops: blocks it may have taken. times: host ms by part."""
+    """A launched step. ran: (row, request, whether it samples a token). times: host ms by part."""
 
     step: int
     ran: list[tuple[int, Sequence, bool]] = field(default_factory=list)
-    pops: int = 0
     prefill_tokens: int = 0
-    decode_tokens: int = 0
     running: int = 0
     waiting: int = 0
     plans: int = 0

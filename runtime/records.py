@@ -10,11 +10,13 @@ class StepRecord:
     """One engine step, seen at its end.
 
     time_s: host seconds since the first step. prefill_tokens, decode_tokens: tokens run. running, waiting: requests.
-    live_tokens: over running requests; live_slots: the same, a slot shared by requests once. blocks_held: blocks in use by requests, each once. blocks_ideal: sum over requests of
-    ceil(live / block size). utilization: live slots / slots of held blocks; waste: 1 - utilization; both None when nothing is held.
-    evicted: tokens killed. moves: tokens whose move was published; bytes_moved: read plus written. blocks_freed: by any cause.
-    preempted: requests. *_ms: host milliseconds, apart from each other: the model's forward passes, the policy's own code (with what the runtime gathers for it),
-    Token Table and pool, planner, reclaimer's copies.
+    live_tokens: over running requests; live_slots: the same, a slot shared by requests once. blocks_held: blocks in use by
+    requests, each once; slots_held: their slots. blocks_ideal: sum over requests of ceil(live / block size).
+    utilization: live slots / slots of held blocks; waste: 1 - utilization; both None when nothing is held.
+    evicted: tokens killed. plans: reclaims begun. moves: tokens whose move was published; bytes_moved: read plus written.
+    blocks_freed: by any cause. preempted: requests.
+    *_ms: host milliseconds, exclusive of each other: the model's forward passes, the policy's own code (with what the runtime
+    gathers for it), Token Table and pool, planner, the reclaimer's copies.
     """
 
     step: int

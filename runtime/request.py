@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from .config import ConfigError
 
 FinishReason = Literal["stop", "length", "capacity", "abort", "error"]
+MAX_SEED = 2**63 - 1  # of a request; it travels in an int64
 
 
 class RequestRejected(ValueError):
@@ -45,14 +47,26 @@ class SamplingParams:
             if not self.forced:
                 raise ConfigError("forced=(): give at least one token id, or None")
             object.__setattr__(self, "max_tokens", len(self.forced))
-        if not isinstance(self.max_tokens, int) or self.max_tokens < 1:
+        if not _is_whole(self.max_tokens) or self.max_tokens < 1:
             raise ConfigError(f"max_tokens={self.max_tokens!r}: use a whole number >= 1")
-        if not self.temperature >= 0:
+        if not _is_number(self.temperature) or not self.temperature >= 0:
             raise ConfigError(f"temperature={self.temperature!r}: use a number >= 0 (0 is greedy)")
-        if not isinstance(self.top_k, int) or self.top_k < 0:
+        if not _is_whole(self.top_k) or self.top_k < 0:
             raise ConfigError(f"top_k={self.top_k!r}: use a whole number >= 0 (0 is off)")
-        if not 0 < self.top_p <= 1:
+        if not _is_number(self.top_p) or not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p={self.top_p!r}: use 0 < x <= 1 (1 is off)")
+        if self.seed is not None and not (_is_whole(self.seed) and 0 <= self.seed <= MAX_SEED):
+            raise ConfigError(f"seed={self.seed!r}: use a whole number from 0 to {MAX_SEED}, or None")
+        if isinstance(self.stop, str) or not all(isinstance(s, str) and s for s in self.stop):
+            raise ConfigError(f"stop={self.stop!r}: use a tuple of strings, none of them empty")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,9 @@ def sample(logits: Tensor, params: Sequence[SamplingParams], seeds: Tensor, posi
     if not random_rows:
         return greedy
     rows = torch.tensor(random_rows, device=logits.device)
-    chosen = torch.stack([_filter(logits[i] / params[i].temperature, params[i].top_k, params[i].top_p) for i in random_rows])
+    shifted = logits[rows] - logits[rows].amax(1, keepdim=True)  # a temperature near 0 would overflow what is above 0
+    chosen = torch.stack(
+        [_filter(x / params[i].temperature, params[i].top_k, params[i].top_p) for x, i in zip(shifted, random_rows, strict=True)]
+    )
     gumbel = -(-uniform(seeds[rows], positions[rows], logits.shape[1]).log()).log()
     return greedy.index_copy(0, rows, (chosen.double() + gumbel).argmax(-1))

@@ -73,8 +73,10 @@ class Scheduler:
         return len(decode) + sum(-(-(s.chunk_end(self.config) - s.cursor) // size) for s in prefill)
 
     def peak(self, seq: Sequence) -> int:
+        """Blocks that a request needs to get started, or to get back to where it was preempted."""
         total = len(seq.prompt) + seq.params.max_tokens - 1
-        return peak_blocks(self.config, seq.prefill_target, total, self.evicts)
+        first = peak_blocks(self.config, len(seq.prompt), total, self.evicts)
+        return first if seq.saved is None else min(max(first, seq.saved.blocks + 1), self.config.n_blocks)
 
     def admissible(self, seq: Sequence, decode: list[Sequence], prefill: list[Sequence]) -> int:
         """Blocks left over if the request were admitted now: negative if it must wait."""

@@ -13,10 +13,14 @@ from .request import RequestOutput, SamplingParams
 
 @dataclass
 class Saved:
-    """What a preempted request takes along: its eviction log, int32 [tokens], and the policy's state, fp32 [G, tokens] each."""
+    """What a preempted request takes along: its eviction log, int32 [tokens], and the policy's state, fp32 [G, tokens] each.
+
+    blocks: the most that it held when it was preempted, so far.
+    """
 
     died_at: Tensor
     state: dict[str, Tensor]
+    blocks: int
 
 
 @dataclass(eq=False)

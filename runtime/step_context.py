@@ -18,7 +18,7 @@ class StepContext:
 
     rows: int64 [B]. positions, slots: int64 [B, n] of the new tokens, already entered in the table; trash slots where a row is idle.
     tokens: a bound on every row's length. mass: fp32 [B, M] in slot-map order, summed over layers, where a policy reads attention.
-    first_bad: int64 [B], the first layer whose output was not finite, -1 if none.
+    first_bad: int64 [B], the first layer whose output was not finite, -1 if none. attended: layers that have come by.
     """
 
     cache: KVCache
@@ -32,6 +32,7 @@ class StepContext:
     replay: bool = False
     mass: Tensor | None = None
     first_bad: Tensor = field(init=False)
+    attended: int = 0
 
     def __post_init__(self) -> None:
         device = self.rows.device
@@ -67,6 +68,7 @@ class StepContext:
     ) -> Tensor:
         """Write the new keys and values, then attend. query: [B, Hq, n, D]; keys, values: [B, H, n, D]. Returns [B, n, Hq, D]."""
         cache = self.cache
+        self.attended += 1
         cache.write(layer, self.slots, keys, values)
         if cache.queries is not None:
             cache.write_queries(layer, self.rows, self.positions, query)
@@ -77,7 +79,9 @@ class StepContext:
             out, mass = chunk_attention(query[0], k, v, *args, mass=self.want_mass)
             out = out.transpose(0, 1)[None]
         else:
-            out, mass = decode_attention(query[:, :, 0], pool_k, pool_v, self.map, self.visible(window), scale, softcap, mass=self.want_mass)
+            out, mass = decode_attention(
+                query[:, :, 0], pool_k, pool_v, self.map, self.visible(window), scale, softcap, mass=self.want_mass
+            )
             out = out[:, None]
         if self.mass is not None and mass is not None:
             self.mass += mass

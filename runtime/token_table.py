@@ -247,19 +247,20 @@ class TokenTable:
         live = slot >= 0
         rank = live.cumsum(1, dtype=torch.int32)
         self.n_live[rows] = rank[:, -1].long()
-        self._scatter(self.map, rows[:, None], rank - 1, live, slot)
+        self._scatter(self.map, rows[:, None], rank.sub_(1), live, slot)
 
     def _list_free(self, rows: Tensor, held: Tensor) -> None:
         """Write the part of the maps that new tokens take: held int32 [B, n, S]."""
         n = held.shape[1]
         free = ((held == FREE) & ~self.leaving[rows, :n, None]).flatten(1)
         rank = free.cumsum(1, dtype=torch.int32)
-        slots = ((self.blocks[rows, :n] * self.block_size)[..., None] + self._offsets).flatten(1)
+        first = (self.blocks[rows, :n] * self.block_size).to(torch.int32)
+        slots = (first[..., None] + self._offsets.to(torch.int32)).flatten(1)
         self.n_free[rows] = rank[:, -1].long()
-        self._scatter(self.map, rows[:, None], self.n_live[rows, None] + rank - 1, free, slots)
+        self._scatter(self.map, rows[:, None], rank.add_(self.n_live[rows, None] - 1), free, slots)
 
     def _scatter(self, table: Tensor, rows: Tensor, at: Tensor, where: Tensor, value: Tensor) -> None:
         """table[rows, at] = value where `where`; the other entries go to the trash row."""
         width = table.shape[1]
-        index = torch.where(where, rows * width + at, self.rows * width)
+        index = at.to(torch.int64, copy=True).add_(rows * width).masked_fill_(~where, self.rows * width)
         table.view(-1).scatter_(0, index.flatten(), value.to(table.dtype).expand(index.shape).flatten())

@@ -80,9 +80,12 @@ class Worker:
             self.index.adopt(row, prefix)
 
     def save(self, seq: Sequence) -> Saved:
+        """What the request needs to come back. Reads the device: for use when drained."""
         assert seq.row is not None
-        died_at = self.table.died_at[seq.row, : seq.cursor].clone()
-        return Saved(died_at, self.runner.save(seq.row, seq.cursor) if self.runner is not None else {})
+        row, tokens = seq.row, max(seq.cursor, seq.replay_until)  # it may be replaying already
+        blocks = int((self.table.blocks[row] != self.pool.trash).sum())
+        state = self.runner.save(row, tokens) if self.runner is not None else {}
+        return Saved(self.table.died_at[row, :tokens].clone(), state, max(blocks, seq.saved.blocks if seq.saved else 0))
 
     def eviction_log(self, seq: Sequence) -> Tensor:
         """int32 [cursor] on the host: the length at which each token died, NEVER for the living."""
@@ -144,7 +147,7 @@ class Worker:
         token = sample(logits, [seq.params for seq in seqs], seeds, self.table.length[rows])
         forced = self._rows([seq.params.forced[seq.decoded] if seq.params.forced else -1 for seq in seqs])
         token = torch.where(forced >= 0, forced, token)
-        longest = max(1, max(len(seq.end_ids) for seq in seqs))
+        longest = max(1, *(len(seq.end_ids) for seq in seqs))
         ends = self._rows([[*seq.end_ids, *[-1] * (longest - len(seq.end_ids))] for seq in seqs])
         stopped = (token[:, None] == ends).any(1) & (count > 0)
         # A layer that went wrong shows in the logits; L stands for the head itself.
@@ -254,4 +257,3 @@ class Worker:
             owned = self.index.owned()[:-1].nonzero().flatten()
             keep[(owned[:, None] * size + at).flatten()] = True
         self.cache.poison(keep)
-

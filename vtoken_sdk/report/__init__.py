@@ -1,0 +1,8 @@
+"""Results for people: the comparison on a terminal, and the report as one HTML file."""
+
+from __future__ import annotations
+
+from .html import render
+from .terminal import print_comparison
+
+__all__ = ["print_comparison", "render"]

@@ -1,0 +1,96 @@
+"""The figures of a comparison, one a column. Blocks are counted in the largest block size of the sweep, so that the one-token blocks
+of page1 compare with the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+
+from .compare import Row
+
+Value = Callable[[Row], float | None]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure: its heading, the part of the table it belongs to, its value and how that is written, a sentence on what it is.
+
+    better: "less" or "more" where the difference to native says something, or "".
+    """
+
+    head: str
+    part: str
+    value: Value
+    form: str
+    about: str
+    better: str = ""
+
+    def cell(self, row: Row) -> str:
+        """ "-" where it does not apply."""
+        number = self.value(row)
+        return "-" if number is None else format(number, self.form)
+
+    def difference(self, row: Row, base: Row | None) -> float | None:
+        """Relative to the native row: 0.1 is 10 % more. None where there is nothing to say."""
+        if not self.better or base is None or row is base:
+            return None
+        ours, theirs = self.value(row), self.value(base)
+        return None if ours is None or not theirs else ours / theirs - 1
+
+
+def block_unit(rows: Iterable[Row]) -> int:
+    """Tokens in the largest block."""
+    return max((int(r["pool_block_size"]) for r in rows), default=16)
+
+
+def in_blocks_of(unit: int, name: str) -> Value:
+    """A count of blocks, as if they were of `unit` tokens."""
+    return lambda row: None if row[name] is None else row[name] * row["block_size"] / unit
+
+
+def held_ratio(row: Row) -> float | None:
+    """Blocks held over the fewest that could hold the live tokens."""
+    return row["blocks_held"] / row["blocks_ideal"] if row["blocks_held"] and row["blocks_ideal"] else None
+
+
+def megabytes_moved(row: Row) -> float | None:
+    return None if row["bytes_moved"] is None else row["bytes_moved"] / 1e6
+
+
+def figures(rows: Sequence[Row]) -> list[Figure]:
+    """Those that any finished row has."""
+    unit = block_unit(rows)
+    fit = "such requests that a pool of {} blocks admits at once (max_running at most)"
+    known = [
+        Figure("held", "memory", in_blocks_of(unit, "blocks_held"), ",.0f", f"blocks of {unit} held: mean over the steps", "less"),
+        Figure("peak", "memory", in_blocks_of(unit, "blocks_held_peak"), ",.0f", f"blocks of {unit} held: the most", "less"),
+        Figure(
+            "ideal",
+            "memory",
+            in_blocks_of(unit, "blocks_ideal"),
+            ",.0f",
+            "the fewest blocks for the live tokens: ceil(live / block) a request",
+        ),
+        Figure("held /\nideal", "memory", held_ratio, ".2f", "1.00: no block is wasted"),
+        Figure("waste", "memory", itemgetter("waste"), ".1%", "share of the held slots that no live token uses"),
+        Figure("at\nonce", "memory", itemgetter("concurrency_peak"), ",d", "the most requests that held blocks at one time", "more"),
+        Figure("fit in\n5,427", "memory", itemgetter("admits_5427"), ",d", fit.format("5,427"), "more"),
+        Figure("fit in\n11,519", "memory", itemgetter("admits_11519"), ",d", fit.format("11,519"), "more"),
+        Figure("tok/s", "speed", itemgetter("output_tok_s"), ",.0f", "tokens generated a second, over all requests", "more"),
+        Figure("TTFT\np50", "speed", itemgetter("ttft_ms_p50"), ",.0f", "ms from a request's arrival to its first token", "less"),
+        Figure("ITL\np50", "speed", itemgetter("itl_ms_p50"), ",.1f", "ms between two tokens of a request, median", "less"),
+        Figure("ITL\np95", "speed", itemgetter("itl_ms_p95"), ",.1f", "ms between two tokens of a request, 95th percentile", "less"),
+        Figure("MB\nmoved", "cost", megabytes_moved, ",.1f", "read plus written by the reclaimer"),
+        Figure("model\nms", "cost", itemgetter("model_ms"), ",.2f", "ms a step: the model"),
+        Figure("policy\nms", "cost", itemgetter("policy_ms"), ",.2f", "ms a step: the policy's own code"),
+        Figure("table\nms", "cost", itemgetter("table_ms"), ",.2f", "ms a step: Token Table and block pool"),
+        Figure("plan\nms", "cost", itemgetter("plan_ms"), ",.2f", "ms a step: the planner"),
+        Figure("copy\nms", "cost", itemgetter("copy_ms"), ",.2f", "ms a step: the reclaimer's copies"),
+        Figure("NLL", "quality", itemgetter("nll"), ".3f", "negative log-likelihood of the text that follows, nats a token", "less"),
+        Figure("KL", "quality", itemgetter("kl"), ".4f", "divergence from the full cache, nats a token"),
+        Figure("top-1", "quality", itemgetter("top1"), ".1%", "tokens on which it agrees with the full cache"),
+    ]
+    done = [row for row in rows if row["status"] == "done"]
+    return [figure for figure in known if any(figure.value(row) is not None for row in done)]

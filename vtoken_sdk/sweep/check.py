@@ -1,0 +1,97 @@
+"""What planning must load to know: policies, and models with their limits. Runs in a process of its own, with torch in it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from .job import Job
+from .plan import Plan, PolicyFacts, make_plan
+from .settings import UsageError, Value
+
+if TYPE_CHECKING:
+    from vtoken_sdk.runtime import EngineConfig
+    from vtoken_sdk.runtime.model_loader import LoadedModel
+
+
+def plan_sweep(axes: Mapping[str, list[Value]]) -> Plan:
+    """The plan, with every job's options tried. Raises UsageError at the first that cannot work."""
+    from vtoken_sdk.registry import RegistryError
+    from vtoken_sdk.runtime import ConfigError
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            plan = make_plan(axes, {str(spec): policy_facts(str(spec)) for spec in axes["policy"]})
+            trial = Trial()
+            for job in plan.jobs:
+                trial.make(job)
+        except (RegistryError, ConfigError) as error:
+            raise UsageError(str(error)) from error
+    said = [str(w.message) for w in caught if w.category is UserWarning]
+    return replace(plan, notes=tuple(dict.fromkeys((*plan.notes, *trial.notices, *said))))
+
+
+def policy_facts(spec: str) -> PolicyFacts:
+    """Loads the class. Raises RegistryError."""
+    import dataclasses
+
+    from vtoken_sdk.registry import load_policy_class, policy_source
+
+    cls = load_policy_class(spec)
+    path, sha256 = policy_source(cls)
+    return PolicyFacts(tuple(f.name for f in dataclasses.fields(cast(Any, cls)) if f.init), path, sha256)
+
+
+class Trial:
+    """Makes what jobs will make, but for the engine, and keeps what they share. notices: what a user should hear of."""
+
+    def __init__(self) -> None:
+        self.models: dict[tuple[str, ...], LoadedModel] = {}
+        self.loads: set[str] = set()
+        self.notices: list[str] = []
+
+    def make(self, job: Job) -> None:
+        """Raises RegistryError, ConfigError, UsageError."""
+        from vtoken_sdk.registry import load_policy
+
+        config = job.engine_config()
+        if job.policy is not None:
+            load_policy(job.policy, job.option)
+        model = self.model(job)
+        self.check_pool(job, config)
+        self.make_workloads(job, model)
+
+    def model(self, job: Job) -> LoadedModel:
+        from vtoken_sdk.runtime.model_loader import load_model
+
+        name = (job.model, job.weights, job.dtype, job.device)
+        if name not in self.models:
+            self.models[name] = load_model(
+                job.model, weights=cast(Any, job.weights), dtype=cast(Any, job.dtype), device=cast(Any, job.device)
+            )
+            self.notices += self.models[name].notices
+        return self.models[name]
+
+    def make_workloads(self, job: Job, model: LoadedModel) -> None:
+        from .load import job_workload, quality_workload
+
+        load = Job.from_flat({**job.flat(), "runtime": "native"}).id  # what the workload depends on, and a little more
+        if load not in self.loads:
+            self.loads.add(load)
+            for workload in (job_workload(model, job), quality_workload(model, job)):
+                self.notices += workload.notices if workload is not None else ()
+
+    @staticmethod
+    def check_pool(job: Job, config: EngineConfig) -> None:
+        from vtoken_sdk.runtime.capacity import peak_blocks
+
+        need = peak_blocks(config, job.ctx, job.ctx + job.output_tokens - 1, job.policy is not None)
+        if need > config.n_blocks:
+            least = -(-need * config.slots_per_block // job.block_size)
+            raise UsageError(
+                f"pool_blocks={job.pool_blocks}: under {job.runtime}, a request of ctx={job.ctx} needs {least} blocks of {job.block_size}; "
+                f"use pool_blocks={least} or more, or a smaller ctx"
+            )

@@ -1,0 +1,134 @@
+"""Each job runs in a process of its own: a crash, an exit or an out-of-memory kill is one failed job.
+
+The processes come from a fork server that has imported torch and the runtime, so a job starts in a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from multiprocessing import connection, forkserver
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import TypeVar, cast
+
+from vtoken_sdk.tracking.files import JobFolder
+
+from .settings import UsageError
+
+T = TypeVar("T")
+PRELOAD = ["vtoken_sdk.sweep.preload"]
+
+
+def warm_up() -> None:
+    """Start the fork server; it imports while the caller goes on. Ctrl-C is the caller's alone: jobs ignore it and are ended."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
+    with _without_interrupts():
+        forkserver.ensure_running()
+
+
+def run_isolated(folder: Path) -> str | None:
+    """Run the job in `folder` to its end; None, or why it failed. Its outcome is in its files, where they could be written."""
+    process, pipe = _start(_run, folder)
+    job = JobFolder(folder)
+    try:
+        reason: str | None = pipe.recv()
+        process.join()
+    except EOFError:
+        process.join()
+        reason = _reason(process.exitcode)
+        job.fail(reason, f"{job.log}{reason}")
+    except BaseException:
+        process.kill()
+        process.join()
+        raise
+    if reason is not None and job.status.get("status") != "failed":
+        job.fail(reason)
+    return reason
+
+
+def call(function: Callable[..., T], *args: object) -> T:
+    """Call a function in a process with torch in it; its result or UsageError; any other error is a RuntimeError with the trace."""
+    process, pipe = _start(_answer, function, args)
+    try:
+        result, error = pipe.recv()
+    except EOFError:
+        process.join()
+        raise UsageError(f"{_reason(process.exitcode)}, while the options were tried") from None
+    finally:
+        process.kill()
+        process.join()
+    if error is not None:
+        raise error
+    return cast(T, result)
+
+
+def _start(target: Callable[..., None], *args: object) -> tuple[BaseProcess, connection.Connection]:
+    """`target(pipe, *args)` in a new process, and our end of the pipe."""
+    warm_up()
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=target, args=(theirs, *args))
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+def _answer(pipe: connection.Connection, function: Callable[..., object], args: tuple[object, ...]) -> None:
+    try:
+        answer: tuple[object, Exception | None] = function(*args), None
+    except UsageError as error:
+        answer = None, UsageError(str(error))
+    except Exception:
+        answer = None, RuntimeError(traceback.format_exc())
+    pipe.send(answer)
+
+
+def _reason(code: int | None) -> str:
+    if code is None or code >= 0:
+        return f"the job's process ended by itself (exit code {code}) without a result"
+    name = signal.Signals(-code).name
+    hint = (
+        ": probably out of memory" if name == "SIGKILL" else ": a crash in native code" if name in ("SIGSEGV", "SIGABRT", "SIGBUS") else ""
+    )
+    return f"the job's process was ended by {name}{hint}"
+
+
+def _run(pipe: connection.Connection, folder: Path) -> None:
+    """In the child: what it prints goes to log.txt."""
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    with contextlib.suppress(OSError):
+        log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        for stream in (1, 2):
+            os.dup2(log, stream)
+    faulthandler.enable()
+    from .run import run_job
+
+    pipe.send(run_job(folder))
+
+
+def _die_with_parent() -> None:
+    """A job whose sweep was killed must not go on beside the sweep that starts it anew."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Processes started inside ignore Ctrl-C from their first instruction."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    old = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, old)

@@ -1,0 +1,105 @@
+"""From options, some with several values, to the list of jobs."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .job import Job
+from .settings import JOB_KEYS, KEYS, POLICY_OPTION, SWEEP_KEYS, UsageError, Value, field_name, nearest
+
+
+@dataclass(frozen=True)
+class PolicyFacts:
+    """What planning must know of a policy: its options, where its source is, and the source's SHA-256."""
+
+    options: tuple[str, ...]
+    path: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The jobs in the order of running, runtimes innermost. axes: the keys with several values. notes: for the user to read."""
+
+    jobs: tuple[Job, ...]
+    axes: Mapping[str, list[Value]]
+    notes: tuple[str, ...]
+    name: str
+    wandb_mode: str | None
+    wandb_project: str
+    wandb_timeout: float
+
+
+def make_plan(axes: Mapping[str, list[Value]], policies: Mapping[str, PolicyFacts]) -> Plan:
+    """Every combination once; jobs that differ only in what does not apply to them are one job. Raises UsageError."""
+    notes = check_options(axes, policies)
+    order = sorted(
+        (k for k in axes if k not in SWEEP_KEYS), key=lambda k: (k == "runtime", list(JOB_KEYS).index(k) if k in JOB_KEYS else 0)
+    )
+    jobs: dict[str, Job] = {}
+    for values in itertools.product(*(axes[key] for key in order)):
+        flat: dict[str, Any] = dict(zip(order, values, strict=True))
+        facts = policies[flat["policy"]]
+        if flat["policy_sha256"] not in (None, facts.sha256):
+            now = f"{facts.path} has {facts.sha256}"
+            raise UsageError(f"policy_sha256={flat['policy_sha256']}: {now}; restore the policy of the record, or leave the key out")
+        kept = {k: v for k, v in flat.items() if not k.startswith(POLICY_OPTION) or k.removeprefix(POLICY_OPTION) in facts.options}
+        job = Job.from_flat(kept | {"policy_sha256": facts.sha256})
+        jobs.setdefault(job.id, job)
+    sweep: dict[str, Any] = {field_name(key): axes[key][0] for key in SWEEP_KEYS if key != "dir"}
+    sweep["name"] = sweep["name"] or "-".join(Path(str(p).partition(":")[0]).stem for p in axes["policy"][:4])
+    return Plan(tuple(jobs.values()), {k: v for k, v in axes.items() if len(v) > 1}, tuple(notes), **sweep)
+
+
+def check_options(axes: Mapping[str, list[Value]], policies: Mapping[str, PolicyFacts]) -> list[str]:
+    """Options that some policies lack: a note each. Raises UsageError on an option that no policy of the sweep has."""
+    notes = []
+    for key in axes:
+        if not key.startswith(POLICY_OPTION):
+            continue
+        option = key.removeprefix(POLICY_OPTION)
+        without = [spec for spec, facts in policies.items() if option not in facts.options]
+        if len(without) == len(policies):
+            if option in KEYS:
+                raise UsageError(f"{key}: {option} is an option of the run, not of a policy; write {option}=...")
+            near = nearest(option, {name for facts in policies.values() for name in facts.options})
+            near_key = POLICY_OPTION + near if near else nearest(option, KEYS)
+            has = "; ".join(f"{spec} has {', '.join(facts.options) or 'no options'}" for spec, facts in policies.items())
+            raise UsageError(
+                f"{key}: no policy of this sweep has the option {option} ({has})" + (f"; did you mean {near_key}?" if near_key else "")
+            )
+        if without:
+            notes.append(f"{key} does not apply to {', '.join(without)}, which has no such option")
+    return notes
+
+
+def make_folder(wanted: str | None, name: str) -> Path:
+    """The sweep's folder, absolute: the one wanted, or a new one under outputs/. Raises UsageError if it cannot be made."""
+    try:
+        if wanted is not None:
+            folder = Path(wanted).expanduser().absolute()
+            (folder / "jobs").mkdir(parents=True, exist_ok=True)
+            return folder
+        stem = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}"
+        parent = Path("outputs").absolute()
+        parent.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(1):
+            folder = parent / (stem if number == 1 else f"{stem}-{number}")
+            try:
+                folder.mkdir()  # fails if another sweep of the same second has it
+            except FileExistsError:
+                continue
+            (folder / "jobs").mkdir()
+            return folder
+    except OSError as error:
+        raise UsageError(
+            f"dir={wanted or 'outputs'}: {error.strerror} ({error.filename}); name a folder that can be written, dir=PATH"
+        ) from error
+    raise AssertionError(os.fspath(Path.cwd()))

@@ -1,0 +1,133 @@
+"""One job, in its own process: from jobs/<job>/config.yaml to result.json and steps.parquet."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import OmegaConf
+
+from vtoken_sdk.metrics import Row, latency_row, step_row
+from vtoken_sdk.quality import evaluate
+from vtoken_sdk.registry import load_policy, policy_source
+from vtoken_sdk.runtime import Engine, RequestOutput, SamplingParams, StepRecord
+from vtoken_sdk.runtime.model_loader import load_model
+from vtoken_sdk.tracking.files import JobFolder, read_json, write_json, write_parquet
+
+from .job import Job
+from .load import job_workload, quality_workload
+from .provenance import of_model
+
+POOLS = (5427, 11519)  # the paper's, in blocks: how many requests such a pool admits
+SAY_EVERY = 0.3  # seconds between two notes of progress
+
+
+class JobFailed(Exception):
+    """The job's result is not to be used. The message is for the user: no trace of ours says more."""
+
+
+def run_job(folder: Path) -> str | None:
+    """None, or why the job failed; error.txt has the trace."""
+    job = JobFolder(folder)
+    try:
+        _run(job)
+    except JobFailed as error:
+        reason, trace = str(error).partition("\n")[0], str(error)
+    except Exception as error:  # a failed job is a row of the results, whatever failed
+        reason, trace = f"{type(error).__name__}: {error}".partition("\n")[0], traceback.format_exc()
+    else:
+        return None
+    job.fail(reason, trace)
+    return reason
+
+
+def _run(folder: JobFolder) -> None:
+    began = time.perf_counter()
+    folder.say("running", phase="model", share=0.0)
+    job = Job.from_config(cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(folder.path / "config.yaml"))))
+    model = load_model(job.model, weights=cast(Any, job.weights), dtype=cast(Any, job.dtype), device=cast(Any, job.device))
+    policy = load_policy(job.policy, job.option) if job.policy is not None else None
+    source = policy_source(type(policy)) if policy is not None else None
+    if source is not None and source[1] != job.policy_sha256:
+        raise JobFailed(f"{source[0]} was changed after the sweep was planned; run the command again")
+    config = job.engine_config()
+    engine = Engine(model, config, policy)
+    records, outputs = serve(engine, job, folder)
+    row: Row = {
+        **{name: getattr(config, name) for name in ("granularity",) if policy is not None},
+        "weights": model.weights,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": model.device.type,
+        "block_size": config.slots_per_block,
+        "budget_tokens": config.budget_of(job.ctx) if policy is not None else None,
+        "prompt_tokens": sum(o.prompt_tokens for o in outputs),
+        "output_tokens": sum(len(o.token_ids) for o in outputs),
+        "concurrency_peak": engine.concurrency_peak,
+        **{f"admits_{blocks}": engine.admits(job.ctx, job.output_tokens, blocks) for blocks in POOLS},
+        "cut_short": sum(o.finish_reason == "capacity" for o in outputs),
+        **step_row(records, evicts=policy is not None, compacts=config.compacts),
+        **latency_row(outputs),
+        "tokens_sha256": _digest([o.token_ids for o in outputs]),
+        "victims_sha256": _digest([[[e.length, e.ids] for e in o.evictions] for o in outputs]) if policy is not None else None,
+        "seconds": time.perf_counter() - began,
+    }
+    del engine
+    texts = quality_workload(model, job)
+    if texts is not None:
+        folder.say("running", phase="quality", share=1.0)
+        quality = evaluate(model, lambda: Engine(model, config, policy), texts)
+        row |= quality.as_row() if quality is not None else {}
+    write_parquet(folder.path / "steps.parquet", steps_table(records))
+    write_json(
+        folder.path / "result.json",
+        {
+            "row": row,
+            "label": job.label,
+            "config": {key.replace(".", "_"): value for key, value in job.flat().items()},
+            "provenance": {
+                **read_json(folder.path.parent.parent / "plan.json").get("provenance", {}),
+                **of_model(model),
+                "policy_source": source[0] if source else None,
+                "policy_sha256": job.policy_sha256,
+            },
+        },
+    )
+    folder.say("done", seconds=time.perf_counter() - began)
+
+
+def serve(engine: Engine, job: Job, folder: JobFolder) -> tuple[list[StepRecord], list[RequestOutput]]:
+    """Run the workload to its end. Raises JobFailed if a request ended in an error."""
+    prompts = job_workload(engine.model, job).prompts
+    params = SamplingParams(max_tokens=job.output_tokens, ignore_eos=True)
+    names = [engine.add_request(prompt, params) for prompt in prompts]
+    prompt_left, output_left = sum(map(len, prompts)), job.requests * job.output_tokens
+    prefilled, decoded, said = 0, 0, 0.0
+    records = []
+    for record in engine.run():
+        records.append(record)
+        prefilled, decoded = prefilled + record.prefill_tokens, decoded + record.decode_tokens
+        if time.perf_counter() - said > SAY_EVERY:
+            said = time.perf_counter()
+            folder.say("running", phase="engine", share=min(1.0, (prefilled / prompt_left + decoded / output_left) / 2))
+    engine.check()
+    outputs = [engine.outputs[name] for name in names]
+    errors = [o.error for o in outputs if o.error is not None]
+    if errors:
+        raise JobFailed("\n".join(errors))
+    return records, outputs
+
+
+def steps_table(records: Sequence[StepRecord]) -> Any:
+    """One row a step, as StepRecord.as_row has it."""
+    import pyarrow as pa
+
+    return pa.Table.from_pylist([r.as_row() for r in records])
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]

@@ -1,0 +1,225 @@
+"""The options of a sweep: which keys there are, and what a value of each may look like. Imports nothing heavy.
+
+A flat dict maps keys such as "evict.prefill" to values. A list as a value, or a string with commas, is an axis of the sweep.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+Value = str | int | float | bool | None
+Parser = Callable[[str, Any], Value]
+
+POLICY_OPTION = "option."
+
+
+class UsageError(Exception):
+    """The command cannot be run as it is. One line: the key, what is wrong, and the mend. Nothing has run."""
+
+
+def nearest(word: str, names: Iterable[str]) -> str | None:
+    """The name most like `word`, by the whole or by its last part (`prefill` finds `evict.prefill`)."""
+    names = list(names)
+    if close := difflib.get_close_matches(word, names, 1):
+        return close[0]
+    tails = {name.rpartition(".")[2]: name for name in names}
+    close = difflib.get_close_matches(word.rpartition(".")[2], tails, 1)
+    return tails[close[0]] if close else None
+
+
+def _number(value: object) -> object:
+    """Numbers written as text, as they come out of a comma list in a file."""
+    if isinstance(value, str):
+        for kind in (int, float):
+            try:
+                return kind(value)
+            except ValueError:
+                continue
+    return value
+
+
+def _size(value: object) -> object:
+    """16k -> 16384, 1m -> 1048576, 1.5k -> 1536; anything else as `_number`."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([km])", value.strip().lower()) if isinstance(value, str) else None
+    if match is None:
+        return _number(value)
+    tokens = float(match[1]) * {"k": 1024, "m": 1024**2}[match[2]]
+    return int(tokens) if tokens.is_integer() else tokens
+
+
+def whole(low: int) -> Parser:
+    def parse(key: str, value: Any) -> int:
+        number = _size(value)
+        if isinstance(number, bool) or not isinstance(number, int) or number < low:
+            mend = f"; write {key}={int(number)}" if isinstance(number, float) and number.is_integer() and number >= low else ""
+            raise UsageError(f"{key}={value}: use a whole number >= {low}, such as 512 or 16k{mend}")
+        return number
+
+    return parse
+
+
+def number(key: str, value: Any) -> float:
+    parsed = _number(value)
+    if isinstance(parsed, bool) or not isinstance(parsed, int | float):
+        raise UsageError(f"{key}={value}: use a number")
+    return float(parsed)
+
+
+def budget(key: str, value: Any) -> float | int:
+    """A ratio stays a float, tokens an int: 1.0 keeps all, 1 keeps one token."""
+    parsed = _size(value)
+    if isinstance(parsed, bool) or not isinstance(parsed, int | float) or not parsed > 0:
+        raise UsageError(f"{key}={value}: use a ratio of the prompt such as 0.5, or a number of tokens such as 512 or 2k")
+    if isinstance(parsed, float) and not parsed <= 1:
+        raise UsageError(f"{key}={value}: a ratio is at most 1.0; for tokens write a whole number, such as {key}={max(1, round(parsed))}")
+    return parsed
+
+
+def text(key: str, value: Any) -> str:
+    if value is None or isinstance(value, bool) or not str(value).strip():
+        raise UsageError(f"{key}={value}: give it a name")
+    return str(value)
+
+
+def optional_text(key: str, value: Any) -> str | None:
+    return None if value is None else text(key, value)
+
+
+def flag(key: str, value: Any) -> bool:
+    known = {"true": True, "false": False}
+    if isinstance(value, bool) or str(value).lower() not in known:
+        if isinstance(value, bool):
+            return value
+        raise UsageError(f"{key}={value}: use true or false")
+    return known[str(value).lower()]
+
+
+def choice(*names: str) -> Parser:
+    def parse(key: str, value: Any) -> str:
+        word = {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value  # YAML reads on and off as booleans
+        if word not in names:
+            near = nearest(str(word), names)
+            raise UsageError(f"{key}={value}: use one of {', '.join(names)}" + (f"; did you mean {key}={near}?" if near else ""))
+        return str(word)
+
+    return parse
+
+
+def wandb_mode(key: str, value: Any) -> str | None:
+    return None if value is None else str(choice("offline", "online", "disabled")(key, value))
+
+
+# Keys of a job: all that its results depend on. What EngineConfig and the loaders check by themselves is only read here.
+JOB_KEYS: dict[str, Parser] = {
+    "policy": text,
+    "policy_sha256": optional_text,
+    "budget": budget,
+    "evict.prefill": choice("chunk", "end", "never"),
+    "evict.every": whole(0),
+    "granularity": choice("token", "layer", "head"),
+    "runtime": choice("native", "naive", "refill", "vtoken", "page1"),
+    "threshold": number,
+    "margin": whole(0),
+    "reclaim.packing": choice("fill", "fresh"),
+    "reclaim.slack": whole(0),
+    "reclaim.move_cap": whole(1),
+    "reclaim.publish_after": whole(1),
+    "reclaim.refill": flag,
+    "block_size": whole(1),
+    "pool_blocks": whole(1),
+    "prefix_cache": flag,
+    "model": text,
+    "weights": choice("auto", "real", "dummy"),
+    "dtype": text,
+    "device": text,
+    "workload": text,
+    "ctx": whole(1),
+    "lengths": choice("fixed", "uniform", "lognormal"),
+    "requests": whole(1),
+    "output_tokens": whole(1),
+    "chunk": whole(1),
+    "max_running": whole(1),
+    "seed": whole(0),
+    "quality.mode": choice("auto", "on", "off"),
+    "quality.texts": whole(1),
+    "quality.tokens": whole(1),
+}
+# Keys of the sweep as a whole: one value each.
+SWEEP_KEYS: dict[str, Parser] = {
+    "name": optional_text,
+    "dir": optional_text,
+    "wandb.mode": wandb_mode,
+    "wandb.project": text,
+    "wandb.timeout": number,
+}
+KEYS = JOB_KEYS | SWEEP_KEYS
+
+
+def field_name(key: str) -> str:
+    """evict.prefill -> evict_prefill: attributes, columns and W&B keys are flat."""
+    return key.replace(".", "_")
+
+
+@cache
+def shipped_text() -> str:
+    """The shipped configuration with its comments: the reference of all keys."""
+    return files("vtoken_sdk.conf").joinpath("vtoken_sweep.yaml").read_text(encoding="utf-8")
+
+
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"evict": {"every": 4}} -> {"evict.every": 4}. Empty mappings vanish."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The reverse of `flatten`."""
+    nested: dict[str, Any] = {}
+    for key, value in flat.items():
+        *groups, last = key.split(".")
+        node = nested
+        for group in groups:
+            node = node.setdefault(group, {})
+        node[last] = value
+    return nested
+
+
+def check_keys(keys: Iterable[str]) -> None:
+    """Raise UsageError at the first key that does not exist. Options of policies are checked against the policies later."""
+    for key in keys:
+        if key in KEYS or (key.startswith(POLICY_OPTION) and key.count(".") == 1):
+            continue
+        inner = [name for name in KEYS if name.startswith(f"{key}.")]
+        if inner:
+            raise UsageError(f"{key} is a group of keys; set {' or '.join(inner)}")
+        near = nearest(key, KEYS)
+        raise UsageError(f"unknown key {key}" + (f"; did you mean {near}?" if near else "; vtoken-sweep --help lists the keys"))
+
+
+def axes_of(flat: Mapping[str, Any]) -> dict[str, list[Value]]:
+    """Every key with its parsed values, one or more, in the order given, each once.
+
+    Raises UsageError on a bad value, an empty list, or several values of a key of the whole sweep.
+    """
+    axes: dict[str, list[Value]] = {}
+    for key, raw in flat.items():
+        values = raw.split(",") if isinstance(raw, str) and "," in raw else raw if isinstance(raw, list) else [raw]
+        parse = KEYS.get(key)
+        parsed = [parse(key, v.strip() if isinstance(v, str) else v) if parse else v for v in values]
+        unique = [v for i, v in enumerate(parsed) if (type(v), v) not in [(type(u), u) for u in parsed[:i]]]
+        if not unique:
+            raise UsageError(f"{key}=[]: give at least one value")
+        if key in SWEEP_KEYS and len(unique) > 1:
+            raise UsageError(f"{key} belongs to the whole sweep and takes one value, not {len(unique)}")
+        axes[key] = unique
+    return axes
