@@ -18,17 +18,19 @@ from torch import Tensor
 from vtoken_sdk.policy import EvictionPolicy, PolicyError
 
 from .audit import check_worker
-from .capacity import concurrent_requests
+from .capacity import concurrent_requests, peak_blocks
+from .compaction import Compaction
 from .config import ConfigError, EngineConfig
 from .detokenizer import Detokenizer
+from .eviction import Evictor, eviction_log
+from .intake import refuse_bad_request, refuse_too_big
 from .model_adapter import ModelAdapter
 from .prefix_index import prefix_keys
 from .record_ring import StepInFlight
 from .records import StepRecord
-from .request import MAX_SEED, Eviction, FinishReason, RequestOutput, RequestRejected, SamplingParams
+from .request import MAX_SEED, FinishReason, RequestOutput, RequestRejected, SamplingParams
 from .scheduler import Scheduler
 from .sequence import Sequence
-from .token_table import NEVER
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ class Engine:
         self.adapter = ModelAdapter(model.hf)
         self.worker = Worker(self.adapter, config, policy)
         self.scheduler = Scheduler(config, evicts=policy is not None)
+        self.evictor = Evictor(self.worker)
+        self.compaction = Compaction(self.worker, self.scheduler)
         self.outputs: dict[str, RequestOutput] = {}
         self.steps = self.concurrency_peak = 0
         self._sequences: dict[str, Sequence] = {}
@@ -57,7 +61,6 @@ class Engine:
         self._known: list[StepRecord] = []
         self._now_building = StepInFlight(0)
         self._dropped_prefixes_at = -config.lag
-        self._published_at = -1
         self._last: StepInFlight | None = None
         self._began: float | None = None
 
@@ -84,29 +87,9 @@ class Engine:
     def _refuse(self, name: str, prompt: list[int], params: SamplingParams) -> None:
         if name in self.outputs:
             raise RequestRejected(f"request_id={name!r}: already taken; choose another")
-        if not prompt:
-            raise RequestRejected(f"{name}: prompt is empty; give at least one token id")
-        vocabulary = self.model.vocab_size
-        for field, ids in (("prompt", prompt), ("forced", params.forced or ()), ("stop_token_ids", params.stop_token_ids)):
-            bad = next((t for t in ids if isinstance(t, bool) or not isinstance(t, int) or not 0 <= t < vocabulary), None)
-            if bad is not None:
-                raise RequestRejected(f"{name}: {field} has the token id {bad!r}; ids are whole numbers from 0 to {vocabulary - 1}")
-        total, limit = len(prompt) + params.max_tokens - 1, self.model.max_positions
-        if total > limit:
-            raise RequestRejected(
-                f"{name}: prompt of {len(prompt)} tokens and max_tokens={params.max_tokens} need {total} positions; the model has {limit}. "
-                "Shorten the prompt or lower max_tokens"
-            )
-        if params.stop and self.model.tokenizer is None:
-            raise RequestRejected(f"{name}: stop={params.stop!r} needs a tokenizer, and this model has none; use stop_token_ids")
-        probe = Sequence(0, prompt, params, RequestOutput(name, len(prompt)), self.config.budget_of(len(prompt)), 0, ())
-        peak = self.scheduler.peak(probe)
-        if peak > self.config.n_blocks:
-            size, blocks = self.config.slots_per_block, self.config.n_blocks
-            raise RequestRejected(
-                f"{name}: needs {peak} blocks of {size} tokens at its peak, and the pool has {blocks}. "
-                "Raise pool_blocks, shorten the prompt, or evict while it is prefilled (a policy with evict.prefill=chunk)"
-            )
+        refuse_bad_request(name, prompt, params, self.model)
+        peak = peak_blocks(self.config, len(prompt), len(prompt) + params.max_tokens - 1, self.policy is not None)
+        refuse_too_big(name, peak, self.config)
 
     def abort(self, request_id: str) -> None:
         """End a request now; what it has generated stays in its output. Unknown or finished ids raise KeyError."""
@@ -149,15 +132,17 @@ class Engine:
         flight = self._now_building = StepInFlight(self.steps, times=self.worker.watch.ms)
         while self._in_flight and (self._in_flight[0].step <= self.steps - self.config.lag or not self.scheduler.running):
             self._confirm(self._in_flight.popleft())
-        reclaimer = self.worker.reclaimer
-        if reclaimer is not None and (reclaimer.due(self.steps) or not self._sequences) and not reclaimer.idle:
-            self._publish()
+        plans = self.compaction.plans
+        self.compaction.publish_if_due(self.steps)
+        if not self._sequences:
+            self.compaction.settle(self.steps)
         released = self._release()
         if not self._sequences and not released:
             return self._take_known()
         decode, prefill = self._schedule()
         self._launch(decode, prefill)
-        self._plan()
+        self.compaction.plan_if_worth_it(self.steps, self._last)
+        flight.plans = self.compaction.plans - plans
         flight.running, flight.waiting = len(self.scheduler.running), len(self.scheduler.waiting)
         flight.rows = {seq.row: seq for seq in self.scheduler.running if seq.row is not None}
         with self.worker.watch.part("table"):
@@ -173,8 +158,7 @@ class Engine:
     def _launch(self, decode: list[Sequence], prefill: list[Sequence]) -> None:
         flight, worker = self._now_building, self.worker
         ends = {seq: seq.chunk_end(self.config) for seq in prefill}
-        seqs = decode + prefill
-        if not seqs:
+        if not decode and not prefill:
             return
         width = worker.width(max([s.cursor + 1 for s in decode] + list(ends.values())))
         counts: list[Tensor] = []
@@ -207,63 +191,8 @@ class Engine:
                 seq.cursor = end
                 flight.ran.append((self._row(seq), seq, samples))
                 self._enter_prefix(seq)
-        self._evict(seqs, learning, counts, masses, width)
-
-    def _evict(self, ran: list[Sequence], learning: list[Sequence], counts: list[Tensor], masses: list[Tensor], width: int) -> None:
-        """What follows a step's attention: tokens out of every window die, the policy learns, and is asked where it is due."""
-        worker = self.worker
-        far = [s for s in learning if self._leaves_window(s)]
-        if far:
-            with self.worker.watch.part("table"):
-                worker.evict_out_of_window(far, width)
-            self._mark_evicted(far)
-        for seq in ran:
-            if seq not in learning and seq.saved is not None:
-                with self.worker.watch.part("table"):
-                    worker.apply_logged_deaths(seq)
-                seq.evicted = True
-        runner = worker.runner
-        if runner is None or not learning:
-            return
-        if runner.learns:
-            with self.worker.watch.part("policy"):
-                mass = torch.cat(masses) if masses else None
-                self._fail(worker.sync_new_tokens(learning, torch.cat(counts), mass, width))
-        due = [s for s in learning if not s.finished and self._due(s)]
-        if not due:
-            return
-        with self.worker.watch.part("policy"):
-            kill, failed = worker.ask_policy(due, width)
-            self._fail(failed)
-        with self.worker.watch.part("table"):
-            worker.evict_token(due, kill)
-        self._mark_evicted(due)
-
-    def _leaves_window(self, seq: Sequence) -> bool:
-        """Is this the time for tokens out of every sliding window to die? Once a block of tokens, and before a policy is asked.
-
-        A function of the cursor alone, and not of the pool's block size, so that the log is the same under every runtime.
-        """
-        window, size = self.adapter.death_window, self.config.block_size
-        if window is None or seq.cursor <= window:
-            return False
-        generated = seq.cursor - len(seq.prompt)
-        before = seq.cursor - 1 if generated > 0 else (seq.cursor - 1) // self.config.chunk * self.config.chunk
-        return before // size < seq.cursor // size or self._due(seq)
-
-    def _due(self, seq: Sequence) -> bool:
-        """Is this the time to evict from the request? (Whether it is over its budget, the device decides.)"""
-        when, generated = self.config.evict, seq.cursor - len(seq.prompt)
-        if seq.budget >= seq.cursor or seq.launched_all:
-            return False
-        if generated < 0:
-            return when.prefill == "chunk"
-        return when.prefill != "never" if generated == 0 else bool(when.every) and generated % when.every == 0
-
-    @staticmethod
-    def _mark_evicted(seqs: list[Sequence]) -> None:
-        for seq in seqs:
-            seq.evicted = True
+        again = [s for s in prefill if s not in learning]
+        self._fail(self.evictor.after_step(learning, again, counts, masses, width))
 
     def _enter_prefix(self, seq: Sequence) -> None:
         """The index becomes an owner of full blocks of the prompt, before anything of the request is evicted."""
@@ -304,8 +233,7 @@ class Engine:
         worker = self.worker
         total = len(seq.prompt) + seq.params.max_tokens - 1
         if total > worker.table.max_tokens:
-            if worker.reclaimer is not None and not worker.reclaimer.idle:
-                self._publish()  # the table moves
+            self.compaction.settle(self.steps)  # the table moves
             worker.table.reserve(total)
         hit = worker.index.match(seq.keys[: self._longest_hit(seq)]) if worker.index is not None else []
         self.scheduler.start(seq)
@@ -352,7 +280,7 @@ class Engine:
                 return decode, prefill
             if worker.index is not None and len(worker.index):
                 worker.drop_prefixes(max(1, len(worker.index) // 4))
-            elif self._reclaim_now():
+            elif self.compaction.reclaim_now(self.steps):
                 continue
             elif len(scheduler.running) > 1:
                 self._preempt(scheduler.running[-1])
@@ -364,8 +292,7 @@ class Engine:
         """Wait for every launched step, publish what is in flight, release what ended."""
         while self._in_flight:
             self._confirm(self._in_flight.popleft())
-        if self.worker.reclaimer is not None and not self.worker.reclaimer.idle:
-            self._publish()
+        self.compaction.settle(self.steps)
         self._release()
 
     def _preempt(self, seq: Sequence) -> None:
@@ -377,57 +304,6 @@ class Engine:
         self.worker.release([self._row(seq)])
         self.scheduler.stop(seq)
         self.scheduler.enqueue(seq)
-
-    # -- reclaim --------------------------------------------------------------------------------------------------------
-
-    def _plan(self) -> None:
-        """Start a plan if the last known state says that a block can be had."""
-        reclaimer, last = self.worker.reclaimer, self._last
-        if reclaimer is None or reclaimer.broken or not reclaimer.idle or last is None or last.step < self._published_at:
-            return
-        size, slack = self.worker.table.block_size, self.config.reclaim.slack
-        rows = [
-            row
-            for seq in self.scheduler.running
-            if seq.evicted and not seq.finished and last.rows.get(row := self._row(seq)) is seq
-            # With refill, the prompt's next chunk takes the dead slots without a copy.
-            if not (self.config.refill and seq.prefilling) and last.row(row, "held") > -(-(last.row(row, "n_live") + slack) // size)
-        ]
-        if not rows:
-            return
-        if self.config.reclaim.packing == "fresh":
-            held = sum(last.row(row, "held") for row in rows)
-            self.scheduler.spend(self.steps, min(-(-self.config.reclaim.move_cap // size) + len(rows), held))
-        self._start_plan(rows)
-
-    def _start_plan(self, rows: list[int]) -> None:
-        reclaimer = self.worker.reclaimer
-        assert reclaimer is not None
-        with self.worker.watch.part("plan"):
-            reclaimer.plan(rows, self.steps)
-        with self.worker.watch.part("copy"):
-            reclaimer.launch()
-        self._now_building.plans += 1
-        self.worker.main_operation()
-
-    def _publish(self) -> Tensor:
-        reclaimer = self.worker.reclaimer
-        assert reclaimer is not None
-        with self.worker.watch.part("copy"):
-            reclaimer.wait()
-        with self.worker.watch.part("plan"):
-            freed = self.worker.publish()
-        self._published_at = self.steps
-        return freed
-
-    def _reclaim_now(self) -> bool:
-        """Compact at once, drained: True if blocks became free."""
-        reclaimer = self.worker.reclaimer
-        rows = [self._row(s) for s in self.scheduler.running if s.evicted]
-        if reclaimer is None or reclaimer.broken or not rows:
-            return False
-        self._start_plan(rows)
-        return int(self._publish()) > 0
 
     # -- ends -----------------------------------------------------------------------------------------------------------
 
@@ -450,7 +326,7 @@ class Engine:
                 self._fail({row: PolicyError("evict_lowest was given a NaN score for a live token")}, {row: seq}, flight.step)
             elif samples and flight.row(row, "ran"):
                 self._append_token(seq, flight.row(row, "token"), stopped=bool(flight.row(row, "stopped")), now=now)
-        self._known.append(self._step_record(flight, now))
+        self._known.append(flight.as_step_record(self.worker.table.block_size, self.worker.cache.bytes_per_token, now))
 
     def _append_token(self, seq: Sequence, token: int, *, stopped: bool, now: float) -> None:
         output = seq.output
@@ -477,7 +353,7 @@ class Engine:
             if seq in self.scheduler.waiting:
                 self.scheduler.waiting.remove(seq)
                 if seq.saved is not None:
-                    output.evictions = _as_log(seq.saved.died_at.cpu())
+                    output.evictions = eviction_log(seq.saved.died_at.cpu())
         else:
             self.worker.freeze(seq.row)
 
@@ -491,13 +367,13 @@ class Engine:
 
     def _release(self) -> bool:
         """Give back the rows of requests that ended, or whose last step is launched; not while a plan moves their tokens."""
-        busy = self.worker.reclaimer.rows if self.worker.reclaimer is not None else frozenset()
+        busy = self.compaction.busy_rows
         gone = [s for s in self.scheduler.running if (s.finished or s.launched_all) and self._row(s) not in busy]
         if not gone:
             return False
         with self.worker.watch.part("table"):
             for seq in gone:
-                seq.output.evictions = _as_log(self.worker.eviction_log(seq))
+                seq.output.evictions = eviction_log(self.worker.eviction_log(seq))
             self.worker.release([self._row(seq) for seq in gone])
         for seq in gone:
             self.scheduler.stop(seq)
@@ -510,31 +386,6 @@ class Engine:
         names = {seq.row: seq.id for seq in self.scheduler.running if seq.row is not None}
         check_worker(self.worker, names)
 
-    def _step_record(self, flight: StepInFlight, now: float) -> StepRecord:
-        size = self.worker.table.block_size
-        moves, held = flight.pool("moves"), flight.pool("held_distinct")
-        live = [flight.row(row, "n_live") for row in flight.rows]
-        return StepRecord(
-            step=flight.step,
-            time_s=now,
-            prefill_tokens=flight.prefill_tokens,
-            decode_tokens=sum(flight.row(row, "ran") for row, _, _ in flight.ran) - flight.prefill_tokens,  # rows that had stopped ran none
-            running=flight.running,
-            waiting=flight.waiting,
-            live_tokens=sum(live),
-            live_slots=flight.pool("live_distinct"),
-            blocks_held=held,
-            blocks_ideal=sum(-(-n // size) for n in live),
-            evicted=flight.pool("evicted"),
-            plans=flight.plans,
-            moves=moves,
-            bytes_moved=2 * moves * self.worker.cache.bytes_per_token,
-            blocks_freed=flight.pool("freed"),
-            preempted=flight.preempted,
-            slots_held=held * size,
-            **{f"{part}_ms": ms for part, ms in flight.times.items()},
-        )
-
     def _now(self) -> float:
         if self._began is None:
             self._began = time.perf_counter()
@@ -544,12 +395,3 @@ class Engine:
     def _row(seq: Sequence) -> int:
         assert seq.row is not None
         return seq.row
-
-
-def _as_log(died_at: Tensor) -> list[Eviction]:
-    """int32 [tokens] on the host, the length at which each died -> the eviction log, ascending."""
-    ids = (died_at != NEVER).nonzero().flatten()
-    log: dict[int, list[int]] = {}
-    for token, length in zip(ids.tolist(), died_at[ids].tolist(), strict=True):
-        log.setdefault(length, []).append(token)
-    return [Eviction(length, tuple(tokens)) for length, tokens in sorted(log.items())]

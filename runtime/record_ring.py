@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from .records import StepRecord
 from .sequence import Sequence
 
 # Columns of a record, one line a row of the table.
@@ -55,3 +56,28 @@ class StepInFlight:
 
     def pool(self, name: str) -> int:
         return self.values[-1][POOL_FIELDS.index(name)]
+
+    def as_step_record(self, block_size: int, bytes_per_token: int, now: float) -> StepRecord:
+        """For people, once it is known. now: host seconds since the first step."""
+        moves, held = self.pool("moves"), self.pool("held_distinct")
+        live = [self.row(row, "n_live") for row in self.rows]
+        return StepRecord(
+            step=self.step,
+            time_s=now,
+            prefill_tokens=self.prefill_tokens,
+            decode_tokens=sum(self.row(row, "ran") for row, _, _ in self.ran) - self.prefill_tokens,  # rows that had stopped ran none
+            running=self.running,
+            waiting=self.waiting,
+            live_tokens=sum(live),
+            live_slots=self.pool("live_distinct"),
+            blocks_held=held,
+            slots_held=held * block_size,
+            blocks_ideal=sum(-(-n // block_size) for n in live),
+            evicted=self.pool("evicted"),
+            plans=self.plans,
+            moves=moves,
+            bytes_moved=2 * moves * bytes_per_token,
+            blocks_freed=self.pool("freed"),
+            preempted=self.preempted,
+            **{f"{part}_ms": ms for part, ms in self.times.items()},
+        )

@@ -28,6 +28,7 @@ class StepRecord:
     live_tokens: int
     live_slots: int
     blocks_held: int
+    slots_held: int
     blocks_ideal: int
     evicted: int
     plans: int
@@ -40,7 +41,6 @@ class StepRecord:
     table_ms: float
     plan_ms: float
     copy_ms: float
-    slots_held: int
 
     @property
     def utilization(self) -> float | None:

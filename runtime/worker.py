@@ -194,13 +194,12 @@ class Worker:
         ids = torch.arange(width, device=rows.device)
         self.evict_token(seqs, ids <= self.table.length[rows][:, None] - window)
 
-    def publish(self) -> Tensor:
-        """Apply the plan in flight; returns how many blocks became free, int64 []."""
+    def publish(self) -> None:
+        """Apply the plan in flight. Raises ReclaimError if its copies failed."""
         assert self.reclaimer is not None
         moves, freed = self.reclaimer.publish()
         self._moves, self._freed = self._moves + moves, self._freed + freed
         self.main_operation()
-        return freed
 
     def drop_prefixes(self, n: int) -> None:
         assert self.index is not None

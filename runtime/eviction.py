@@ -1,0 +1,89 @@
+"""What follows a step's attention: the policy learns, is asked where it is due, and tokens die. From the next step on, everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+from vtoken_sdk.policy import PolicyError
+
+from .request import Eviction
+from .sequence import Sequence
+from .token_table import NEVER
+from .worker import Worker
+
+
+class Evictor:
+    """When and for whom the policy of a worker is called."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker, self.config = worker, worker.config
+        self.window = worker.model.death_window
+
+    def after_step(
+        self, learning: Seq[Sequence], replaying: Seq[Sequence], counts: Seq[Tensor], masses: Seq[Tensor], width: int
+    ) -> dict[int, PolicyError]:
+        """learning: requests that ran new tokens; replaying: those that ran again what a preemption had dropped.
+
+        counts: int64 [b] each, masses: fp32 [b, width] each, of the learning ones in order. Returns the rows whose policy failed.
+        """
+        worker, watch = self.worker, self.worker.watch
+        if far := [s for s in learning if self._leaves_window(s)]:
+            with watch.part("table"):
+                worker.evict_out_of_window(far, width)
+            _mark_evicted(far)
+        for seq in replaying:
+            with watch.part("table"):
+                worker.apply_logged_deaths(seq)
+        _mark_evicted(replaying)
+        if worker.runner is None or not learning:
+            return {}
+        failed: dict[int, PolicyError] = {}
+        if worker.runner.learns:
+            with watch.part("policy"):
+                failed = worker.sync_new_tokens(learning, torch.cat(list(counts)), torch.cat(list(masses)) if masses else None, width)
+        if due := [s for s in learning if s.row not in failed and self._due(s)]:
+            with watch.part("policy"):
+                kill, refused = worker.ask_policy(due, width)
+            with watch.part("table"):
+                worker.evict_token(due, kill)
+            _mark_evicted(due)
+            failed |= refused
+        return failed
+
+    def _leaves_window(self, seq: Sequence) -> bool:
+        """Is this the time for tokens out of every sliding window to die? Once a block of tokens, and before a policy is asked.
+
+        A function of the cursor alone, and not of the pool's block size, so that the log is the same under every runtime.
+        """
+        size = self.config.block_size
+        if self.window is None or seq.cursor <= self.window:
+            return False
+        generated = seq.cursor - len(seq.prompt)
+        before = seq.cursor - 1 if generated > 0 else (seq.cursor - 1) // self.config.chunk * self.config.chunk
+        return before // size < seq.cursor // size or self._due(seq)
+
+    def _due(self, seq: Sequence) -> bool:
+        """Is this the time to evict from the request? (Whether it is over its budget, the device decides.)"""
+        when, generated = self.config.evict, seq.cursor - len(seq.prompt)
+        if seq.budget >= seq.cursor or seq.launched_all:
+            return False
+        if generated < 0:
+            return when.prefill == "chunk"
+        return when.prefill != "never" if generated == 0 else bool(when.every) and generated % when.every == 0
+
+
+def _mark_evicted(seqs: Seq[Sequence]) -> None:
+    for seq in seqs:
+        seq.evicted = True
+
+
+def eviction_log(died_at: Tensor) -> list[Eviction]:
+    """int32 [tokens] on the host, the length at which each died -> the eviction log, ascending."""
+    ids = (died_at != NEVER).nonzero().flatten()
+    log: dict[int, list[int]] = {}
+    for token, length in zip(ids.tolist(), died_at[ids].tolist(), strict=True):
+        log.setdefault(length, []).append(token)
+    return [Eviction(length, tuple(tokens)) for length, tokens in sorted(log.items())]

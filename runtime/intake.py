@@ -1,0 +1,39 @@
+"""What is refused at submission, before anything changes: requests that can never run here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .config import EngineConfig
+from .request import RequestRejected, SamplingParams
+
+if TYPE_CHECKING:
+    from .model_loader import LoadedModel
+
+
+def refuse_bad_request(name: str, prompt: list[int], params: SamplingParams, model: LoadedModel) -> None:
+    """Raises RequestRejected for an empty prompt, ids outside the vocabulary, positions beyond the model's, or a missing tokenizer."""
+    if not prompt:
+        raise RequestRejected(f"{name}: prompt is empty; give at least one token id")
+    vocabulary = model.vocab_size
+    for field, ids in (("prompt", prompt), ("forced", params.forced or ()), ("stop_token_ids", params.stop_token_ids)):
+        bad = next((t for t in ids if isinstance(t, bool) or not isinstance(t, int) or not 0 <= t < vocabulary), None)
+        if bad is not None:
+            raise RequestRejected(f"{name}: {field} has the token id {bad!r}; ids are whole numbers from 0 to {vocabulary - 1}")
+    total, limit = len(prompt) + params.max_tokens - 1, model.max_positions
+    if total > limit:
+        raise RequestRejected(
+            f"{name}: prompt of {len(prompt)} tokens and max_tokens={params.max_tokens} need {total} positions; the model has {limit}. "
+            "Shorten the prompt or lower max_tokens"
+        )
+    if params.stop and model.tokenizer is None:
+        raise RequestRejected(f"{name}: stop={params.stop!r} needs a tokenizer, and this model has none; use stop_token_ids")
+
+
+def refuse_too_big(name: str, peak: int, config: EngineConfig) -> None:
+    """Raises RequestRejected if the blocks that the request needs at its peak are more than the pool has."""
+    if peak > config.n_blocks:
+        raise RequestRejected(
+            f"{name}: needs {peak} blocks of {config.slots_per_block} tokens at its peak, and the pool has {config.n_blocks}. "
+            "Raise pool_blocks, shorten the prompt, or evict while it is prefilled (a policy with evict.prefill=chunk)"
+        )
