@@ -1,0 +1,1 @@
+"""Tests. The folders mirror the packages."""

