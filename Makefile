@@ -18,8 +18,9 @@ unexport PYTHONDONTWRITEBYTECODE
 sweep: $(VENV)/installed
 	$(BIN)/vtoken-sweep policy=h2o ctx=16k
 
+# Two workers fill two cores: with more threads each they would wait for each other.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 setup: $(VENV)/installed-dev smollm2
 

@@ -14,8 +14,10 @@ class KVCache:
     ) -> None:
         self.n_slots = n_slots
         shape = (layers, n_slots + block_size, heads, head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        # Not zeros: nobody reads a slot before it is written, and memory that is never touched costs nothing on most machines.
+        self.keys = torch.empty(shape, dtype=dtype, device=device)
+        self.values = torch.empty(shape, dtype=dtype, device=device)
+        self.keys[:, n_slots:] = self.values[:, n_slots:] = 0
         self.queries: Tensor | None = None
 
     def keep_queries(self, rows: int, query_heads: int, window: int) -> None:

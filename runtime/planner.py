@@ -1,7 +1,8 @@
 """Which live tokens move where, so that blocks become empty. Pure functions of the table; no synchronization, static shapes.
 
 `fill` moves the live tokens of a row's sparsest blocks into dead slots of its fullest private ones: it needs no free block and
-moves the fewest tokens. `fresh` packs them into new blocks and waits until the pool has them to spare.
+moves few tokens. The block that new tokens go to stays, and is filled last: to empty it would only open another.
+`fresh` packs the sparsest blocks into new ones and waits until the pool has them to spare.
 A block with more than one owner is never written. To empty one (its live bytes are copied out, this owner leaves) gives no memory
 back as long as the others stay, so such blocks only get the room that emptying private blocks has left over.
 """
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .config import ReclaimOptions
-from .token_table import TokenTable
+from .token_table import FREE, TokenTable
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,14 @@ def spare_blocks(options: ReclaimOptions, block_size: int) -> int:
 
 @dataclass(frozen=True)
 class _Ranked:
-    """The rows' blocks by rank: private ones first, then shared ones, each from sparsest to fullest, absent ones last. [B, N]."""
+    """The rows' blocks by rank: first those that stay, then private and then shared ones from sparsest to fullest. All [B, N]."""
 
     order: Tensor  # ordinal, int64
     live: Tensor  # live tokens, int64
-    private: Tensor  # bool
-    shared: Tensor  # bool
-    cost: Tensor  # ascends with the rank: live, plus S + 1 for a shared block
+    private: Tensor  # bool, may leave
+    shared: Tensor  # bool, may leave
+    holes: Tensor  # slots that tokens may move to if the block stays, int64
+    cost: Tensor  # ascends with the rank, int64
 
 
 def plan(table: TokenTable, rows: Tensor, options: ReclaimOptions) -> Plan:
@@ -55,8 +57,8 @@ def plan(table: TokenTable, rows: Tensor, options: ReclaimOptions) -> Plan:
 
     At most `move_cap` tokens move. Until `TokenTable.apply_moves` the sources are only read and the targets are in no map.
     """
-    ranked = _rank_blocks(table, rows)
     choose = _choose_fill if options.packing == "fill" else _choose_fresh
+    ranked = _rank_blocks(table, rows, keep_open=options.packing == "fill" and not table.refill)
     take, into, holes = choose(table, rows, ranked, options)
     # More than every slot cannot move, whatever the cap.
     made = _pair(table, rows, ranked, take, into, holes, min(options.move_cap, len(rows) * table.held.shape[1]))
@@ -65,30 +67,31 @@ def plan(table: TokenTable, rows: Tensor, options: ReclaimOptions) -> Plan:
     return made
 
 
-def _rank_blocks(table: TokenTable, rows: Tensor) -> _Ranked:
+def _rank_blocks(table: TokenTable, rows: Tensor, *, keep_open: bool) -> _Ranked:
+    """keep_open: blocks stay that new tokens may go to. (With refill these are all blocks with a dead slot.)"""
     size = table.block_size
-    live = (table.held[rows] >= 0).unflatten(1, (-1, size)).sum(2)
+    held = table.held[rows].unflatten(1, (-1, size))
+    live = (held >= 0).sum(2)
     private, present = table.private(rows), table.blocks[rows] != table.pool.trash
-    cost = live + torch.where(private, 0, torch.where(present, size + 1, 2 * (size + 1)))
-    cost, order = cost.sort(dim=1, stable=True)
-    private, present = private.gather(1, order), present.gather(1, order)
-    return _Ranked(order, live.gather(1, order), private, present & ~private, cost)
+    stays = private & (held == FREE).any(2) if keep_open else torch.zeros_like(private)
+    kind = torch.where(private, torch.where(stays, 0, 1), torch.where(present, 2, 3))
+    cost, order = (kind * (size + 1) + live).sort(dim=1, stable=True)
+    live, kind = live.gather(1, order), kind.gather(1, order)
+    return _Ranked(order, live, kind == 1, kind == 2, torch.where(kind <= 1, size - live, 0), cost)
 
 
 def _choose_fill(table: TokenTable, rows: Tensor, ranked: _Ranked, options: ReclaimOptions) -> tuple[Tensor, Tensor, Tensor]:
     """Who leaves, bool [B, N] by rank; the blocks that are filled, ordinals int64 [B, K] in this order; their holes, int64 [B, K]."""
     size, live = table.block_size, ranked.live
     sparse = live <= int(options.threshold * size)
-    holes = torch.where(ranked.private, size - live, 0)
-    room = (holes.sum(1, keepdim=True) - options.slack).clamp(min=0)
+    room = (ranked.holes.sum(1, keepdim=True) - options.slack).clamp(min=0)
     # A private block that leaves uses a whole block's worth of room, however sparse: its tokens move, and its own holes go.
-    rank = torch.arange(live.shape[1], device=live.device)
-    take = ranked.private & sparse & ((rank + 1) * size <= room)
+    take = ranked.private & sparse & (ranked.private.cumsum(1) * size <= room)
     room = room - size * take.sum(1, keepdim=True)
     take |= ranked.shared & sparse & (torch.where(ranked.shared, live, 0).cumsum(1) <= room)
     take = _under_cap(ranked, take, options.move_cap)
-    # The fullest first.
-    return take, ranked.order.flip(1), holes.masked_fill(take, 0).flip(1)
+    # The fullest first, and last those that stay in any case.
+    return take, ranked.order.flip(1), ranked.holes.masked_fill(take, 0).flip(1)
 
 
 def _under_cap(ranked: _Ranked, take: Tensor, cap: int) -> Tensor:

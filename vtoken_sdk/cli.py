@@ -54,6 +54,8 @@ def main() -> None:
     if {"-h", "--help"} & set(args):
         print(help_text(), end="")
         return
+    # On a busy machine, torch's threads otherwise burn the cores that they wait for: minutes instead of seconds.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing a trace and exiting with 1
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -24,12 +24,13 @@ from .settings import UsageError
 
 T = TypeVar("T")
 PRELOAD = ["vtoken_sdk.sweep.preload"]
+EXIT_SECONDS = 5.0  # for a job's process to go once its result is written
 
 
 def warm_up() -> None:
     """Start the fork server; it imports while the caller goes on. Ctrl-C is the caller's alone: jobs ignore it and are ended."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
-    with _without_interrupts():
+    with _apart():
         forkserver.ensure_running()
 
 
@@ -39,7 +40,7 @@ def run_isolated(folder: Path) -> str | None:
     job = JobFolder(folder)
     try:
         reason: str | None = pipe.recv()
-        process.join()
+        process.join(EXIT_SECONDS)
     except EOFError:
         process.join()
         reason = _reason(process.exitcode)
@@ -48,6 +49,7 @@ def run_isolated(folder: Path) -> str | None:
         process.kill()
         process.join()
         raise
+    process.kill()  # a thread that the policy left may hold it
     if reason is not None and job.status.get("status") != "failed":
         job.fail(reason)
     return reason
@@ -94,10 +96,8 @@ def _reason(code: int | None) -> str:
     if code is None or code >= 0:
         return f"the job's process ended by itself (exit code {code}) without a result"
     name = signal.Signals(-code).name
-    hint = (
-        ": probably out of memory" if name == "SIGKILL" else ": a crash in native code" if name in ("SIGSEGV", "SIGABRT", "SIGBUS") else ""
-    )
-    return f"the job's process was ended by {name}{hint}"
+    hints = {"SIGKILL": ": probably out of memory", "SIGSEGV": ": a crash in native code", "SIGABRT": ": a crash in native code"}
+    return f"the job's process was ended by {name}{hints.get(name, '')}"
 
 
 def _run(pipe: connection.Connection, folder: Path) -> None:
@@ -122,13 +122,17 @@ def _die_with_parent() -> None:
 
 
 @contextlib.contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Processes started inside ignore Ctrl-C from their first instruction."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    old = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _apart() -> Iterator[None]:
+    """Processes started inside ignore Ctrl-C from their first instruction, and take no module from the user's folder for another."""
+    old_path = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    main = threading.current_thread() is threading.main_thread()
+    old_handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, old)
+        if main:
+            signal.signal(signal.SIGINT, old_handler)
+        del os.environ["PYTHONSAFEPATH"]
+        if old_path is not None:
+            os.environ["PYTHONSAFEPATH"] = old_path

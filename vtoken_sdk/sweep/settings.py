@@ -213,9 +213,11 @@ def axes_of(flat: Mapping[str, Any]) -> dict[str, list[Value]]:
     """
     axes: dict[str, list[Value]] = {}
     for key, raw in flat.items():
-        values = raw.split(",") if isinstance(raw, str) and "," in raw else raw if isinstance(raw, list) else [raw]
+        if isinstance(raw, str) and "," in raw:
+            raw = [{"true": True, "false": False}.get(v.strip().lower(), _number(v.strip())) for v in raw.split(",")]
+        values = raw if isinstance(raw, list) else [raw]
         parse = KEYS.get(key)
-        parsed = [parse(key, v.strip() if isinstance(v, str) else v) if parse else v for v in values]
+        parsed = [parse(key, v) if parse else v for v in values]
         unique = [v for i, v in enumerate(parsed) if (type(v), v) not in [(type(u), u) for u in parsed[:i]]]
         if not unique:
             raise UsageError(f"{key}=[]: give at least one value")

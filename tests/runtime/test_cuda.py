@@ -1,0 +1,40 @@
+"""The same engine on CUDA tensors: needs a GPU, and says so where there is none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vtoken_sdk.policies.h2o import H2O
+from vtoken_sdk.policies.random import Random
+from vtoken_sdk.runtime import Engine, EngineConfig, EvictOptions, RequestOutput, SamplingParams
+from vtoken_sdk.runtime.model_loader import load_model
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+PROMPTS = [[(7 * i * i + 13 * i + k) % 500 + 5 for i in range(n)] for k, n in enumerate((300, 33, 129, 700))]
+
+
+def outputs(device: str, runtime: str, policy: H2O | Random | None, **options: object) -> list[RequestOutput]:
+    config = EngineConfig(runtime=runtime, pool_blocks=90, chunk=64, evict=EvictOptions("chunk", 4), **options)  # type: ignore[arg-type]
+    engine = Engine(load_model("tiny", device=device), config, policy)  # type: ignore[arg-type]
+    forced = tuple(range(20, 60))
+    names = [engine.add_request(p, SamplingParams(forced=forced, logits=True)) for p in PROMPTS]
+    while engine.has_work:
+        engine.step()
+        engine.check()
+    assert engine.worker.pool.n_free() == engine.config.n_blocks
+    return [engine.outputs[n] for n in names]
+
+
+@pytest.mark.parametrize("policy", [H2O(), Random(), None], ids=["h2o", "random", "none"])
+@pytest.mark.parametrize("runtime", ["native", "naive", "refill", "vtoken", "page1"])
+def test_cuda_equals_cpu(runtime: str, policy: H2O | Random | None) -> None:
+    if (policy is None) != (runtime == "native"):
+        pytest.skip("native takes no policy, the others need one")
+    cpu, gpu = outputs("cpu", runtime, policy), outputs("cuda", runtime, policy, poison=True)
+    for a, b in zip(cpu, gpu, strict=True):
+        assert a.finish_reason == b.finish_reason == "length"
+        assert a.evictions == b.evictions
+        assert a.logits is not None and b.logits is not None
+        assert (a.logits - b.logits.cpu()).abs().max() < 1e-3
