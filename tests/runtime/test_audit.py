@@ -40,11 +40,14 @@ class Scene:
             self.engine.add_request(ids, SamplingParams(max_tokens=200, seed=i))
         worker = self.engine.worker
         assert worker.reclaimer is not None
-        for _ in range(40):
+        while self.engine.steps < 60:
             self.engine.step()
             in_flight = worker.reclaimer.in_flight
             if self.engine.steps > 12 and (in_flight is not None and int(in_flight.count) > 0) == planned:
                 break
+        if not planned:  # some tokens of whole blocks die
+            ids = torch.arange(worker.table.max_tokens)
+            worker.table.evict_token(torch.tensor([1]), ((ids > 34) & (ids < 60) & (ids % 2 == 0))[None])
         self.table, self.pool, self.row = worker.table, worker.pool, 1
         self.engine.check()
         owners = self.pool.owners[self.table.blocks[1]]

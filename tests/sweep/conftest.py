@@ -68,7 +68,13 @@ def spawn_sweep() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
         command = [sys.executable, "-P", "-m", "vtoken_sdk.cli", *args]
         process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         started.append(process)
         return process

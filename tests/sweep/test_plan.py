@@ -76,7 +76,8 @@ def test_an_option_of_some_policies_passes_the_others_by() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "offer"), [("resent", "option.recent"), ("bugdet", "budget"), ("sinks", "no policy of this sweep"), ("budget", "write budget=")]
+    ("option", "offer"),
+    [("resent", "option.recent"), ("bugdet", "budget"), ("sinks", "no policy of this sweep"), ("budget", "write budget=")],
 )
 def test_an_option_that_no_policy_has_is_refused(option: str, offer: str) -> None:
     facts = {"h2o": FACTS["h2o"]}

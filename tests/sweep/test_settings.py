@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -20,7 +21,9 @@ def test_sizes_take_suffixes(raw: object, parsed: int) -> None:
     assert axes_of({"ctx": raw}) == {"ctx": [parsed]}
 
 
-@pytest.mark.parametrize(("raw", "parsed"), [(0.5, 0.5), ("0.5", 0.5), (1.0, 1.0), ("1.0", 1.0), (1, 1), ("1", 1), ("2k", 2048), (512, 512)])
+@pytest.mark.parametrize(
+    ("raw", "parsed"), [(0.5, 0.5), ("0.5", 0.5), (1.0, 1.0), ("1.0", 1.0), (1, 1), ("1", 1), ("2k", 2048), (512, 512)]
+)
 def test_a_budget_is_a_ratio_or_tokens_by_the_way_it_is_written(raw: object, parsed: float) -> None:
     (value,) = axes_of({"budget": raw})["budget"]
     assert (value, type(value)) == (parsed, type(parsed))
@@ -55,12 +58,12 @@ def test_a_bad_value_is_refused_by_its_key(key: str, raw: object) -> None:
 )
 def test_the_nearest_key_is_offered(word: str, found: str) -> None:
     assert nearest(word, KEYS) == found
-    with pytest.raises(UsageError, match=rf"unknown key {word}; did you mean {found}\?"):
+    with pytest.raises(UsageError, match=re.escape(f"unknown key {word}; did you mean {found}?")):
         check_keys([word])
 
 
 def test_a_group_is_no_key() -> None:
-    with pytest.raises(UsageError, match="set evict.prefill or evict.every"):
+    with pytest.raises(UsageError, match=r"set evict\.prefill or evict\.every"):
         check_keys(["evict"])
 
 

@@ -31,7 +31,14 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path)
 
 
 def test_any_number_becomes_json(tmp_path: Path) -> None:
-    value = {"nan": math.nan, "inf": [np.float32("inf"), -math.inf], "np": np.int64(3), "t": torch.tensor([1.5, math.nan]), "p": Path("x"), "b": True}
+    value = {
+        "nan": math.nan,
+        "inf": [np.float32("inf"), -math.inf],
+        "np": np.int64(3),
+        "t": torch.tensor([1.5, math.nan]),
+        "p": Path("x"),
+        "b": True,
+    }
     write_json(tmp_path / "a.json", value)
     assert read_json(tmp_path / "a.json") == {"nan": None, "inf": [None, None], "np": 3, "t": [1.5, None], "p": "x", "b": True}
     assert plain(torch.tensor(2)) == 2

@@ -78,7 +78,7 @@ def figures(rows: Sequence[Row]) -> list[Figure]:
         Figure("at\nonce", "memory", itemgetter("concurrency_peak"), ",d", "the most requests that held blocks at one time", "more"),
         Figure("fit in\n5,427", "memory", itemgetter("admits_5427"), ",d", fit.format("5,427"), "more"),
         Figure("fit in\n11,519", "memory", itemgetter("admits_11519"), ",d", fit.format("11,519"), "more"),
-        Figure("tok/s", "speed", itemgetter("output_tok_s"), ",.0f", "tokens generated a second, over all requests", "more"),
+        Figure("tok/s", "speed", itemgetter("output_tok_s"), ",.1f", "tokens generated a second, over all requests", "more"),
         Figure("TTFT\np50", "speed", itemgetter("ttft_ms_p50"), ",.0f", "ms from a request's arrival to its first token", "less"),
         Figure("ITL\np50", "speed", itemgetter("itl_ms_p50"), ",.1f", "ms between two tokens of a request, median", "less"),
         Figure("ITL\np95", "speed", itemgetter("itl_ms_p95"), ",.1f", "ms between two tokens of a request, 95th percentile", "less"),

@@ -11,7 +11,7 @@ from .figures import Figure, block_unit, figures
 from .plots import Plot, Steps, bars, over_steps
 from .verdict import caveats, verdict
 
-GROUPS_DRAWN = 12  # groups of runtimes with plots over the steps
+GROUPS_DRAWN = 8  # groups of runtimes with plots over the steps
 
 
 def render(name: str, rows: Sequence[Row], steps: Steps, command: str, provenance: Mapping[str, Any]) -> str:
@@ -70,7 +70,7 @@ def bar_plots(groups: Sequence[Sequence[Row]], keys: Sequence[str]) -> list[Plot
         bars("Concurrency, measured", "most requests that held blocks at once, in this pool", named, itemgetter("concurrency_peak")),
         bars("Concurrency in 5,427 blocks", "such requests that the pool admits at once", named, itemgetter("admits_5427")),
         bars("Concurrency in 11,519 blocks", "such requests that the pool admits at once", named, itemgetter("admits_11519")),
-        bars("Throughput", "output tokens a second", named, itemgetter("output_tok_s")),
+        bars("Throughput", "output tokens a second", named, itemgetter("output_tok_s"), 1),
         bars("Latency: ITL p50", "ms between tokens, median", named, itemgetter("itl_ms_p50"), 1),
         bars("Latency: ITL p95", "ms between tokens, 95th percentile", named, itemgetter("itl_ms_p95"), 1),
         bars("Quality: KL", "divergence from the full cache, nats a token", named, itemgetter("kl"), 4),

@@ -16,10 +16,10 @@ from .figures import Value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
 Steps = Mapping[str, Mapping[str, Any]]  # job -> column -> values, one a step
+WIDTH, TOP = 4.2, 0.08  # of a plot and of its upper margin, inches
 POINTS = 240  # a line has at most so many: enough for the page's width
 # matplotlib writes these; `_svg` puts the page's variables in their place.
 COLORS = {name: f"#0000{number:02x}" for number, name in enumerate((*RUNTIMES, "ink", "soft", "grid"), start=1)}
@@ -56,7 +56,7 @@ def bars(title: str, about: str, groups: Sequence[tuple[str, Sequence[Row]]], va
         return None
 
     def draw(axes: Axes) -> None:
-        y, ticks, names = 0.0, [], []
+        y, bars_at, shown = 0.0, [], []
         most = max(value(row) or 0.0 for _, rows in groups for row in rows)
         for name, rows in groups:
             if name:
@@ -64,21 +64,20 @@ def bars(title: str, about: str, groups: Sequence[tuple[str, Sequence[Row]]], va
                 y += 1
             for row in rows:
                 if (number := value(row)) is not None:
-                    axes.barh(y, number, height=0.7, color=COLORS[row["runtime"]])
                     axes.text(number + most * 0.015, y, f"{number:,.{digits}f}", va="center", fontsize=8)
-                    ticks.append(y)
-                    names.append(row["runtime"])
+                    axes.text(-most * 0.02, y, row["runtime"], va="center", ha="right", fontsize=9, color=COLORS["soft"])
+                    bars_at.append(y)
+                    shown.append((number, COLORS[row["runtime"]]))
                     y += 1
             y += 0.4
-        axes.set_yticks(ticks, names)
+        axes.barh(bars_at, [number for number, _ in shown], height=0.7, color=[color for _, color in shown])
+        axes.set_yticks([])
         axes.set_xlim(0, most * 1.18)
         axes.set_ylim(y - 0.7, -0.7)
-        axes.tick_params(axis="y", length=0)
-        axes.grid(axis="y", visible=False)
         axes.locator_params(axis="x", nbins=5)
 
     lines = sum(len(rows) + bool(name) + 0.4 for name, rows in groups)
-    return Plot(title, about, _svg(draw, height=0.45 + 0.21 * lines))
+    return Plot(title, about, _svg(draw, height=0.45 + 0.21 * lines, left=0.58, bottom=0.25))
 
 
 def over_steps(title: str, about: str, rows: Sequence[Row], steps: Steps, name: str, *, scale: float = 1.0, ideal: bool = False) -> Plot:
@@ -113,7 +112,7 @@ def over_steps(title: str, about: str, rows: Sequence[Row], steps: Steps, name: 
             right.set_ylabel("waste, %")
             right.spines["right"].set_visible(False)
 
-    return Plot(title, about, _svg(draw, height=2.3))
+    return Plot(title, about, _svg(draw, height=2.3, left=0.58, right=0.55 if name == "utilization" else 0.1, bottom=0.45))
 
 
 def _rest(percent: Any) -> Any:
@@ -132,15 +131,15 @@ def thin(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[NDArray[np.flo
     return x[order], y[order]
 
 
-def _svg(draw: Callable[[Axes], None], height: float) -> str:
-    """height: inches; the page scales the width. Without ids that two drawings on one page would share."""
+def _svg(draw: Callable[[Axes], None], *, height: float, left: float, right: float = 0.1, bottom: float) -> str:
+    """height and margins: inches; the page scales the width. Without ids that two drawings on one page would share."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     with mpl.rc_context(STYLE):
-        figure: Figure = Figure(figsize=(4.2, height), layout="constrained")
-        draw(figure.subplots())
+        figure = Figure(figsize=(WIDTH, height))
+        draw(figure.add_axes((left / WIDTH, bottom / height, 1 - (left + right) / WIDTH, 1 - (bottom + TOP) / height)))
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = buffer.getvalue()

@@ -7,7 +7,7 @@ import fcntl
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -57,7 +57,7 @@ def sweep(config: DictConfig, overrides: Sequence[str], launcher: Launcher) -> i
     axes = axes_of(options_of(config, overrides))
     check_names(str(spec) for spec in axes["policy"])
     console = _Console()
-    with console.status("planning") if console.is_terminal else contextlib.nullcontext():
+    with _busy(console, "planning"):
         plan = isolate.call(plan_sweep, axes)
     folder = make_folder(cast(str | None, axes["dir"][0]), plan.name)
     config.hydra.sweep.dir = str(folder)  # launchers make this folder
@@ -120,15 +120,17 @@ def _run(console: Console, folder: Path, plan: Plan, launcher: Launcher) -> int:
     )
     failures, stopped = _launch(console, folder, plan, todo, launcher, tracker)
     rows = rows_of(folder, plan.jobs, failures)
-    outcome = write_outcome(folder, rows)
+    results = _written("Results", folder / "results.parquet", write_results, rows)
     print_comparison(console, rows)
-    for line, _ in outcome:
+    with _busy(console, "writing the report"):
+        report = _written("Report", folder / "report.html", write_report, rows)
+    for line, _ in (report, results):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     console.print(tracker.close(), highlight=False, markup=False, soft_wrap=True)
     if stopped:
         console.print(f"Interrupted. To go on: {_resume(folder)}", highlight=False, markup=False, soft_wrap=True)
         return INTERRUPTED
-    return 0 if all(written for _, written in outcome) and all(row["status"] == "done" for row in rows) else FAILED
+    return 0 if report[1] and results[1] and all(row["status"] == "done" for row in rows) else FAILED
 
 
 def _launch(
@@ -152,16 +154,13 @@ def _launch(
     return failures, False
 
 
-def write_outcome(folder: Path, rows: Sequence[Row]) -> list[tuple[str, bool]]:
-    """results.* and report.html; for each a line for the user, and whether it was written."""
-    lines = []
-    for what, write, name in (("Report", write_report, "report.html"), ("Results", write_results, "results.parquet")):
-        try:
-            write(folder, rows)
-            lines.append((f"{what}: {_short(folder / name)}", True))
-        except OSError as error:
-            lines.append((f"{name} could not be written: {error}", False))
-    return lines
+def _written(what: str, path: Path, write: Callable[[Path, Sequence[Row]], None], rows: Sequence[Row]) -> tuple[str, bool]:
+    """A line for the user, and whether it worked."""
+    try:
+        write(path.parent, rows)
+    except OSError as error:
+        return f"{path.name} could not be written: {error}", False
+    return f"{what}: {_short(path)}", True
 
 
 def _resume(folder: Path) -> str:
@@ -172,6 +171,10 @@ def _resume(folder: Path) -> str:
 def _short(path: Path) -> str:
     """Relative where that is shorter."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _busy(console: Console, doing: str) -> contextlib.AbstractContextManager[object]:
+    return console.status(doing) if console.is_terminal else contextlib.nullcontext()
 
 
 class _Console(Console):
