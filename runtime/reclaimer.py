@@ -6,6 +6,9 @@
 
 Sources are only read and targets are in no slot map in between; a request of the plan is released only after it is applied.
 So a plan whose copies fail can be canceled: nothing has read what they wrote.
+
+How long dead tokens hold blocks: an eviction is known to the host `lag` steps later, and a plan published `publish_after` steps after
+it was made. One plan may have to wait for another, so it takes at most 2 * (lag + publish_after) steps, if the plans' caps allow.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Scene:
         present = self.table.blocks[1] != self.pool.trash
         self.shared = int(self.table.blocks[1][present & (owners > 1)][-1])
         held = self.table.held[1].unflatten(0, (-1, SIZE))
-        mixed = present & (owners == 1) & (held >= 0).any(1) & (held == DEAD).any(1)
+        mixed = present & (owners == 1) & (held >= 0).any(1) & (held < 0).any(1)
         self.first = int(self.table.blocks[1][mixed][0])
 
     def place(self, block: int) -> int:

@@ -6,7 +6,7 @@ import pytest
 
 from .protocol import RULES, Simulation
 
-STEPS = 24
+STEPS = 18
 
 
 @pytest.mark.parametrize("first", range(0, 1000, 100))
@@ -21,7 +21,7 @@ def test_as_written_every_read_is_right(first: int) -> None:
         reads += run.reads
         stalls += run.reclaimers[0].stalls
     assert reads > 20_000
-    assert stalls > 50
+    assert stalls > 20
 
 
 @pytest.mark.parametrize("rule", RULES)
