@@ -121,7 +121,7 @@ def provenance(device: torch.device) -> dict[str, Any]:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
     return {
-        "commit": git("rev-parse", "HEAD") or None,
+        "commit": git("rev-parse", "--verify", "HEAD") or None,
         "changed_files": git("status", "--porcelain", "--untracked-files=no", "--", "runtime", "benchmarks").splitlines(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
