@@ -14,7 +14,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-COMMANDS = [line[2:] for block in re.findall(r"```console\n(.*?)```", README, re.DOTALL) for line in block.splitlines() if line.startswith("$ ")]
+COMMANDS = [
+    line[2:] for block in re.findall(r"```console\n(.*?)```", README, re.DOTALL) for line in block.splitlines() if line.startswith("$ ")
+]
 SWEEPS = [c for c in COMMANDS if c.startswith("vtoken-sweep")]
 MAKES = [c for c in COMMANDS if c.startswith("make")]
 

@@ -55,7 +55,9 @@ def test_the_budget_holds_and_the_cache_is_never_empty(policy: EvictionPolicy, b
 
 
 @pytest.mark.parametrize("budget", [0.99, 1.0, HUGE])
-@pytest.mark.parametrize("policy", [H2O(), StreamingLLM(), Random(), Scissorhands()], ids=["h2o", "streaming_llm", "random", "scissorhands"])
+@pytest.mark.parametrize(
+    "policy", [H2O(), StreamingLLM(), Random(), Scissorhands()], ids=["h2o", "streaming_llm", "random", "scissorhands"]
+)
 def test_a_budget_above_the_length_evicts_nothing(policy: EvictionPolicy, budget: float | int) -> None:
     """A ratio is of the prompt, so that generated tokens may go later; nothing goes before the length is above the budget."""
     model = tiny("llama", **{**SMALL, "num_hidden_layers": 1})

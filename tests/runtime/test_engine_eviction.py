@@ -17,7 +17,7 @@ from vtoken_sdk.policies.random import Random
 from vtoken_sdk.policies.scissorhands import Scissorhands
 from vtoken_sdk.policies.streaming_llm import StreamingLLM
 from vtoken_sdk.policy import EvictionPolicy
-from vtoken_sdk.runtime import EngineConfig, EvictOptions, Eviction, ReclaimOptions, SamplingParams
+from vtoken_sdk.runtime import EngineConfig, Eviction, EvictOptions, ReclaimOptions, SamplingParams
 
 from .oracles import Run, Tiny, copy_some, drive, make_engine, prompt, small, tiny
 from .sample_policies import Everything, Newest, Scripted, SnapLike

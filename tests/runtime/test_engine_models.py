@@ -82,7 +82,9 @@ def test_a_long_prompt_does_not_depend_on_the_chunk(chunk: int) -> None:
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_without_a_policy_every_runtime_is_transformers(runtime: Any) -> None:
     model = small()
-    run = drive(make_engine(model.served, EngineConfig(runtime=runtime, pool_blocks=16, chunk=32, poison=True)), IN_COMPANY, SamplingParams(8))
+    run = drive(
+        make_engine(model.served, EngineConfig(runtime=runtime, pool_blocks=16, chunk=32, poison=True)), IN_COMPANY, SamplingParams(8)
+    )
     run.assert_masked(model.oracle)
     assert run.evictions == [[]] * len(IN_COMPANY)
 
@@ -90,7 +92,9 @@ def test_without_a_policy_every_runtime_is_transformers(runtime: Any) -> None:
 @pytest.mark.parametrize("heads", [(8, 8), (8, 2), (8, 1)])
 def test_every_grouping_of_heads(heads: tuple[int, int]) -> None:
     model = tiny("llama", num_attention_heads=heads[0], num_key_value_heads=heads[1], num_hidden_layers=2)
-    run = drive(make_engine(model.served, EngineConfig(runtime="native", pool_blocks=16, chunk=32)), IN_COMPANY, SamplingParams(max_tokens=6))
+    run = drive(
+        make_engine(model.served, EngineConfig(runtime="native", pool_blocks=16, chunk=32)), IN_COMPANY, SamplingParams(max_tokens=6)
+    )
     run.assert_masked(model.oracle)
 
 

@@ -139,7 +139,9 @@ def test_one_request_that_outgrows_the_pool_ends_with_what_it_has() -> None:
 
 @pytest.mark.parametrize("runtime", ["refill", "vtoken", "page1"])
 def test_a_policy_makes_room_for_the_same_request(runtime: Any) -> None:
-    run = drive(engine(16, StreamingLLM(), runtime, budget=128, chunk=64, evict=EvictOptions("end", 16)), [prompt(0, 200)], SamplingParams(200))
+    run = drive(
+        engine(16, StreamingLLM(), runtime, budget=128, chunk=64, evict=EvictOptions("end", 16)), [prompt(0, 200)], SamplingParams(200)
+    )
     assert run.outputs[0].finish_reason == "length"
     assert len(run.outputs[0].token_ids) == 200
     assert max(r.blocks_held for r in run.records) <= 16 * (16 if runtime == "page1" else 1)
