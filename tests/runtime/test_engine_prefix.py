@@ -151,7 +151,7 @@ def test_prefixes_give_way_before_requests_do(runtime: Any) -> None:
 
 
 def test_prefix_hits_survive_preemption_and_small_pools() -> None:
-    one = engine(Random(), pool_blocks=14, budget=0.9, evict=EvictOptions("end", 0))
+    one = engine(Random(), pool_blocks=11, budget=0.9, evict=EvictOptions("end", 0))
     outputs = staggered(one, [0, 1, 3, 4], 4, tokens=50)
     assert sum(o.preemptions for o in outputs.values()) >= 1
     for i, output in outputs.items():
