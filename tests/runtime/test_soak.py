@@ -131,7 +131,7 @@ class Soak:
         return self.seen
 
 
-@pytest.mark.parametrize(("size", "runtime"), itertools.product(TOKENS, RUNTIMES))
+@pytest.mark.parametrize(("size", "runtime"), list(itertools.product(TOKENS, RUNTIMES)))
 def test_the_books_balance_after_every_step(size: int, runtime: str) -> None:
     KINDS[size, runtime] = seen = Soak(size, runtime).run()
     assert seen["step"] > 250
