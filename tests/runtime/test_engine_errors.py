@@ -1,0 +1,84 @@
+"""A policy that raises or answers nonsense takes down its own request, by name; the others and the engine go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from vtoken_sdk.policy import CacheView
+from vtoken_sdk.runtime import EngineConfig, EvictOptions, SamplingParams
+
+from .oracles import drive, make_engine, prompt, small
+from .sample_policies import Answers
+
+PROMPTS = [prompt(i, n) for i, n in enumerate((40, 50, 33, 64))]
+CONFIG = EngineConfig(runtime="vtoken", pool_blocks=40, chunk=32, budget=16, evict=EvictOptions("end", 2), poison=True)
+
+
+def raises(cache: CacheView) -> object:
+    raise ValueError("the user's own words")
+
+
+def assigns(cache: CacheView) -> object:
+    cache.state["late"] = torch.zeros_like(cache.live)
+    return cache.live
+
+
+def scores_nan(cache: CacheView) -> object:
+    # NaN in the guilty request only: a batched call may hold others.
+    return cache.evict_lowest(torch.where(cache.seed == 101, torch.nan, 0.0).expand(cache.live.shape))
+
+
+def scores_wrong_shape(cache: CacheView) -> object:
+    return cache.evict_lowest(cache.score(lambda kv: kv.keys.sum(-1)[:, 1:]))
+
+
+MISTAKES: dict[str, tuple[Callable[[CacheView], object], str]] = {
+    "raises": (raises, "ValueError: the user's own words"),
+    "answers nothing": (lambda cache: None, "returned NoneType"),
+    "answers a list": (lambda cache: [1, 2], "returned list"),
+    "answers ids": (lambda cache: torch.tensor([1, -1, 10_000]), r"returned int64 \[3\]"),
+    "answers int32": (lambda cache: cache.live.int(), "returned int32"),
+    "answers floats": (lambda cache: cache.live.float(), "returned float32"),
+    "too short": (lambda cache: cache.live[..., :-1], r"returned bool \[.*must return a bool tensor \[B, G, T\]"),
+    "another device": (lambda cache: cache.live.to("meta"), "on meta"),
+    "NaN scores": (scores_nan, "NaN score for a live token"),
+    "a score of the wrong shape": (scores_wrong_shape, r"cache.score's function returned .*\[H, N\]"),
+    "assigns state": (assigns, "assigned in evict_token"),
+    "reads undeclared queries": (lambda cache: cache.score(lambda kv: kv.queries.sum()), '"queries" is not in the policy'),
+    "reads the future": (lambda cache: cache.future, '"future" is not in the policy'),
+}
+
+
+def run(policy: Any) -> Any:
+    return drive(make_engine(small().served, CONFIG, policy), PROMPTS, SamplingParams(max_tokens=24))
+
+
+@pytest.mark.parametrize("length", [0, 60], ids=["at once", "later"])
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_only_the_guilty_request_fails_and_it_is_named(mistake: str, length: int) -> None:
+    how, said = MISTAKES[mistake]
+    done, innocent = run(Answers(how, length=length)), run(Answers(lambda cache: None, guilty=-1))
+    guilty = done.outputs[1]
+    assert guilty.finish_reason == "error"
+    with pytest.raises(RuntimeError, match=said):
+        raise RuntimeError(guilty.error)
+    assert guilty.error.startswith("policy Answers, request request-1, step ")
+    if mistake == "raises":
+        assert 'raise ValueError("the user\'s own words")' in guilty.error
+    for i in (0, 2, 3):
+        assert done.outputs[i].token_ids == innocent.outputs[i].token_ids
+        assert done.evictions[i] == innocent.evictions[i]
+    again = done.engine.generate([PROMPTS[0]], SamplingParams(max_tokens=24, seed=100))[0]
+    assert again.token_ids == innocent.outputs[0].token_ids
+    done.engine.check()
+
+
+def test_learning_that_raises_is_blamed_on_the_request_too() -> None:
+    done = run(Answers(raises, learns=True))
+    assert [o.finish_reason for o in done.outputs] == ["length", "error", "length", "length"]
+    assert done.outputs[1].error is not None
+    assert "ValueError" in done.outputs[1].error
