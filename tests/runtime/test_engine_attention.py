@@ -65,15 +65,6 @@ def test_a_decoding_row_reads_its_live_tokens_alone(n: int, pattern: str, rubbis
     assert not out[1].any() and not mass[1].any() and not mass[0, len(live) :].any()
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("n", LENGTHS)
-def test_a_query_of_zeros_gets_the_mean_of_the_live_values(n: int, pattern: str) -> None:
-    live = alive(pattern, n)
-    keys, values, slots = pool(n, live, math.nan)
-    out, _ = decode_attention(torch.zeros(1, HEADS * GROUP, DIM), keys, values, slots[None], torch.ones(1, len(live), dtype=torch.bool), 1.0, None, mass=False)
-    torch.testing.assert_close(out[0].view(HEADS, GROUP, DIM), values[slots].mean(0)[:, None].expand(-1, GROUP, -1), atol=1e-5, rtol=1e-4)
-
-
 @pytest.mark.parametrize("cap", [None, 1.5])
 @pytest.mark.parametrize("window", [None, 7])
 @pytest.mark.parametrize("dying", [False, True])
