@@ -232,6 +232,13 @@ def step_audited(engine: Engine) -> list[StepRecord]:
     return records
 
 
+def step_until(engine: Engine, happened: Callable[[Engine], bool]) -> None:
+    """Step, with check(), until something is so; the run must not end before."""
+    while not happened(engine):
+        assert engine.has_work, "the run ended, and it never happened"
+        step_audited(engine)
+
+
 def drive(
     engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams], *, logits: bool = True
 ) -> Run:

@@ -40,7 +40,7 @@ class Scene:
             self.engine.add_request(ids, SamplingParams(max_tokens=200, seed=i))
         worker = self.engine.worker
         assert worker.reclaimer is not None
-        while self.engine.steps < 60:
+        for _ in range(60):
             self.engine.step()
             in_flight = worker.reclaimer.in_flight
             if self.engine.steps > 12 and (in_flight is not None and int(in_flight.count) > 0) == planned:

@@ -13,7 +13,7 @@ from vtoken_sdk.policies.streaming_llm import StreamingLLM
 from vtoken_sdk.policy import EvictionPolicy
 from vtoken_sdk.runtime import ConfigError, Engine, EngineConfig, EvictOptions, ReclaimOptions, RequestRejected, SamplingParams
 
-from .oracles import SMALL, Run, assert_close, drive, make_engine, masked_logits, prompt, small, step_audited, tiny
+from .oracles import SMALL, Run, assert_close, drive, make_engine, masked_logits, prompt, small, step_audited, step_until, tiny
 
 
 def engine(policy: EvictionPolicy | None = None, **options: Any) -> Engine:
@@ -183,8 +183,7 @@ def test_an_abort_ends_one_request_and_touches_no_other(phase: str, lag: int) ->
     one = engine(Random(), **OPTIONS, lag=lag)
     names = [one.add_request(ids, SamplingParams(max_tokens=24, logits=True, seed=i)) for i, ids in enumerate(OTHERS)]
     victim = one.add_request(VICTIM, params, request_id="victim")
-    while not PHASES[phase](one):
-        step_audited(one)
+    step_until(one, PHASES[phase])
     known = list(one.outputs[victim].token_ids)
     one.abort(victim)
     one.check()
@@ -207,10 +206,9 @@ def test_an_abort_ends_one_request_and_touches_no_other(phase: str, lag: int) ->
 
 
 def test_an_aborted_request_that_was_preempted_keeps_its_log() -> None:
-    one = engine(H2O(), pool_blocks=9, budget=0.6, evict=EvictOptions("end", 40))
+    one = engine(H2O(), pool_blocks=7, budget=0.6, evict=EvictOptions("end", 40))
     names = [one.add_request(prompt(i, 30), SamplingParams(max_tokens=60)) for i in range(3)]
-    while not any(seq.saved for seq in one.scheduler.waiting):
-        step_audited(one)
+    step_until(one, lambda engine: any(seq.saved for seq in engine.scheduler.waiting))
     gone = next(seq.id for seq in one.scheduler.waiting if seq.saved)
     one.abort(gone)
     while one.has_work:

@@ -291,6 +291,7 @@ class HalfDead:
         """Up to the step that evicts: 16 blocks each. Then comes the third request."""
         table = self.engine.worker.table
         while int(table.length[0]) < 256 or int(table.length[1]) < 256:
+            assert self.engine.steps < 1_000, "the two never get there"
             self.records += step_audited(self.engine)
         held = (table.held[:2].unflatten(1, (-1, SIZE)) >= 0).sum(2)
         counts = held[table.blocks[:2] != table.pool.trash]
