@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SCORES_PER_TILE = 1 << 17  # fp32 scores in flight: 0.5 MB, which a core's own cache holds
+SCORES_PER_TILE = 1 << 20  # fp32 scores in flight: 4 MB; smaller ones cost more in synchronizing threads than the caches give
 QUERIES_PER_FUSED_TILE = 256
 
 
@@ -74,13 +74,7 @@ def chunk_attention(
         last = min(first + tile, n)
         end = past + last  # later keys are in the future of the whole tile
         scores = _capped(q[:, :, first:last].flatten(1, 2) @ k[:, :end].mT, softcap)  # [H, R * t, end]
-        by_query = scores.view(heads, -1, last - first, end)
-        if window is None and died_at is None:  # only the tile's own tokens can be hidden
-            own = _hidden(query_positions[first:last], key_positions[past + first : end], None, None)
-            by_query[..., past + first :].masked_fill_(own, -torch.inf)
-        else:
-            dead = None if died_at is None else died_at[:end]
-            by_query.masked_fill_(_hidden(query_positions[first:last], key_positions[:end], window, dead), -torch.inf)
+        _hide(scores.view(heads, -1, last - first, end), query_positions[first:last], key_positions[:end], window, died_at)
         weights = scores.softmax(-1)  # a query always sees itself
         out[:, first:last] = (weights @ v[:, :end]).view(n_heads, last - first, head_dim).to(query.dtype)
         if received is not None:
@@ -88,15 +82,17 @@ def chunk_attention(
     return out, None if received is None else received / n_heads
 
 
-def _hidden(query_positions: Tensor, key_positions: Tensor, window: int | None, died_at: Tensor | None) -> Tensor:
-    """bool [t, e]: what each query does not see."""
+def _hide(scores: Tensor, query_positions: Tensor, key_positions: Tensor, window: int | None, died_at: Tensor | None) -> None:
+    """Write -inf where a query sees nothing, in place. scores: [..., t, e]; the last t of the e keys are the queries' own tokens."""
+    if window is None and died_at is None:  # nothing else can be hidden
+        scores, key_positions = scores[..., -len(query_positions) :], key_positions[-len(query_positions) :]
     distance = query_positions[:, None] - key_positions
     hidden = distance < 0
     if window is not None:
         hidden |= distance >= window
     if died_at is not None:
-        hidden |= query_positions[:, None] >= died_at
-    return hidden
+        hidden |= query_positions[:, None] >= died_at[: len(key_positions)]
+    scores.masked_fill_(hidden, -torch.inf)
 
 
 def _fused_chunk(
@@ -109,8 +105,9 @@ def _fused_chunk(
     for first in range(0, n, QUERIES_PER_FUSED_TILE):
         last = min(first + QUERIES_PER_FUSED_TILE, n)
         end = past + last
-        seen = ~_hidden(query_positions[first:last], key_positions[:end], window, None if died_at is None else died_at[:end])
+        bias = q.new_zeros(last - first, end)
+        _hide(bias, query_positions[first:last], key_positions[:end], window, died_at)
         keys = k[:, None, :end].expand(heads, group, end, head_dim)
         values = v[:, None, :end].expand(heads, group, end, head_dim)
-        out[:, :, first:last] = F.scaled_dot_product_attention(q[:, :, first:last], keys, values, attn_mask=seen, scale=1.0)
+        out[:, :, first:last] = F.scaled_dot_product_attention(q[:, :, first:last], keys, values, attn_mask=bias, scale=1.0)
     return out.flatten(0, 1)

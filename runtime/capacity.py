@@ -22,8 +22,8 @@ def peak_blocks(config: EngineConfig, prompt: int, total: int, evicts: bool) -> 
     size = config.slots_per_block
     most = prompt
     if reuses_dead_slots(config, evicts) and config.evict.prefill == "chunk":
-        in_flight = 1 if config.refill or config.runtime == "page1" else 1 + config.reclaim.publish_after
-        most = min(prompt, config.budget_of(prompt) + in_flight * config.chunk)
+        # If the pool is short, a step waits until what the last chunk's eviction killed is compacted.
+        most = min(prompt, config.budget_of(prompt) + config.chunk)
     return min(_ceil(most, size) + 1, _ceil(total, size))
 
 

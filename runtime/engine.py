@@ -197,7 +197,7 @@ class Engine:
     def _enter_prefix(self, seq: Sequence) -> None:
         """The index becomes an owner of full blocks of the prompt, before anything of the request is evicted."""
         index = self.worker.index
-        if index is None or seq.evicted or seq.replay_until:
+        if index is None or seq.evictions or seq.replay_until:
             return
         full = min(seq.cursor, len(seq.prompt)) // self.config.prefix_unit
         if full > seq.entered:
@@ -221,7 +221,7 @@ class Engine:
                 seq = scheduler.waiting[0]
                 left = scheduler.admissible(seq, decode, prefill)
                 if left < 0:
-                    self._make_prefixes_give(-left)
+                    self._make_prefixes_give(-left, seq)
                     break
                 self._admit(seq)
                 prefill.append(seq)
@@ -260,11 +260,12 @@ class Engine:
             limit = min(limit, self.adapter.death_window)
         return max(0, limit) // self.config.prefix_unit
 
-    def _make_prefixes_give(self, blocks: int) -> None:
-        """Drop cached prefixes for a request that waits for this many blocks; not again before the effect is known."""
+    def _make_prefixes_give(self, blocks: int, seq: Sequence) -> None:
+        """Drop cached prefixes, its own last, for a request that waits for this many blocks; not again before the effect is known."""
         index = self.worker.index
         if index is None or not len(index) or self.steps - self._dropped_prefixes_at <= self.config.lag:
             return
+        index.match(seq.keys)
         self.worker.drop_prefixes(-(-blocks // index.blocks_per_entry))
         self._dropped_prefixes_at = self.steps
 
@@ -312,6 +313,7 @@ class Engine:
         flight.wait()
         self._last = flight
         self.scheduler.confirm(flight)
+        self.compaction.confirm(flight)
         now = self._now()
         for row, seq, samples in flight.ran:
             if seq.finished:

@@ -33,11 +33,11 @@ class Evictor:
         if far := [s for s in learning if self._leaves_window(s)]:
             with watch.part("table"):
                 worker.evict_out_of_window(far, width)
-            _mark_evicted(far)
+            _count(far)
         for seq in replaying:
             with watch.part("table"):
                 worker.apply_logged_deaths(seq)
-        _mark_evicted(replaying)
+        _count(replaying)
         if worker.runner is None or not learning:
             return {}
         failed: dict[int, PolicyError] = {}
@@ -49,7 +49,7 @@ class Evictor:
                 kill, refused = worker.ask_policy(due, width)
             with watch.part("table"):
                 worker.evict_token(due, kill)
-            _mark_evicted(due)
+            _count(due)
             failed |= refused
         return failed
 
@@ -75,9 +75,9 @@ class Evictor:
         return when.prefill != "never" if generated == 0 else bool(when.every) and generated % when.every == 0
 
 
-def _mark_evicted(seqs: Seq[Sequence]) -> None:
+def _count(seqs: Seq[Sequence]) -> None:
     for seq in seqs:
-        seq.evicted = True
+        seq.evictions += 1
 
 
 def eviction_log(died_at: Tensor) -> list[Eviction]:

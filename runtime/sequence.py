@@ -28,7 +28,8 @@ class Sequence:
     """cursor: tokens whose keys and values are in the cache, or on the way in a launched step (an upper bound after an end token).
 
     replay_until: tokens before this one were run before a preemption; they are recomputed under the eviction log, unseen by the
-    policy. decoded: decode steps launched. number: order of submission, which is also the order of precedence.
+    policy. decoded: decode steps launched. evictions: launched so far, fruitless: as many of them as a plan found nothing to move for.
+    number: order of submission, which is also the order of precedence.
     """
 
     number: int
@@ -43,7 +44,8 @@ class Sequence:
     cursor: int = 0
     decoded: int = 0
     replay_until: int = 0
-    evicted: bool = False
+    evictions: int = 0
+    fruitless: int = 0
     preempted: bool = False
     saved: Saved | None = None
     finished: bool = False
