@@ -15,6 +15,7 @@ from vtoken_sdk.policy import PolicyError
 
 from .config import ConfigError, EngineConfig, EvictOptions, ReclaimOptions
 from .engine import Engine
+from .recorded import RecordedAttention, look_ahead
 from .records import StepRecord
 from .request import Eviction, RequestOutput, RequestRejected, SamplingParams
 
@@ -26,8 +27,10 @@ __all__ = [
     "Eviction",
     "PolicyError",
     "ReclaimOptions",
+    "RecordedAttention",
     "RequestOutput",
     "RequestRejected",
     "SamplingParams",
     "StepRecord",
+    "look_ahead",
 ]

@@ -27,6 +27,7 @@ from .intake import refuse_bad_request, refuse_too_big
 from .model_adapter import ModelAdapter
 from .prefix_index import prefix_keys
 from .record_ring import StepInFlight
+from .recorded import RecordedAttention
 from .records import StepRecord
 from .request import MAX_SEED, FinishReason, RequestOutput, RequestRejected, SamplingParams
 from .scheduler import Scheduler
@@ -88,6 +89,11 @@ class Engine:
         if name in self.outputs:
             raise RequestRejected(f"request_id={name!r}: already taken; choose another")
         refuse_bad_request(name, prompt, params, self.model)
+        if self.reads_future and params.future is None:
+            raise RequestRejected(
+                f"{name}: {type(self.policy).__name__} reads the future, and this request has none; "
+                "make its params with vtoken_sdk.runtime.look_ahead"
+            )
         peak = peak_blocks(self.config, len(prompt), len(prompt) + params.max_tokens - 1, self.policy is not None)
         refuse_too_big(name, peak, self.config)
 
@@ -97,6 +103,11 @@ class Engine:
         if seq is None:
             raise KeyError(f"no unfinished request {request_id!r}")
         self._finish(seq, "abort")
+
+    @property
+    def reads_future(self) -> bool:
+        """Must each request bring its `future` along?"""
+        return self.worker.runner is not None and self.worker.runner.reads_future
 
     @property
     def has_work(self) -> bool:
@@ -175,20 +186,20 @@ class Engine:
                 learning += decode
                 if mass is not None:
                     masses.append(mass)
-                self._keep_logits(decode, logits)
+                self._keep(decode, logits, mass)
             for seq in prefill:
                 end, replaying = ends[seq], seq.replaying
                 samples = end == len(seq.prompt) and not replaying
                 one, mass = worker.prefill(seq, end, width, sample=samples)
-                flight.prefill_tokens += end - seq.cursor
+                tokens = end - seq.cursor
+                flight.prefill_tokens += tokens
+                seq.cursor = end
                 if not replaying:
-                    counts.append(torch.tensor([end - seq.cursor], device=self.adapter.device))
+                    counts.append(torch.tensor([tokens], device=self.adapter.device))
                     learning.append(seq)
                     if mass is not None:
                         masses.append(mass)
-                if one is not None:
-                    self._keep_logits([seq], one)
-                seq.cursor = end
+                self._keep([seq], one, mass)
                 flight.ran.append((self._row(seq), seq, samples))
                 self._enter_prefix(seq)
         again = [s for s in prefill if s not in learning]
@@ -204,10 +215,12 @@ class Engine:
             index.enter(self._row(seq), seq.keys[:full])
             seq.entered = full
 
-    def _keep_logits(self, seqs: list[Sequence], logits: Tensor) -> None:
+    def _keep(self, seqs: list[Sequence], logits: Tensor | None, mass: Tensor | None) -> None:
         for i, seq in enumerate(seqs):
-            if seq.params.logits:
+            if seq.params.logits and logits is not None:
                 seq.logits.append(logits[i].clone())
+            if seq.params.attention and mass is not None:
+                seq.attention.append((seq.cursor, mass[i, : seq.cursor].cpu()))
 
     # -- scheduling -----------------------------------------------------------------------------------------------------
 
@@ -249,6 +262,8 @@ class Engine:
         if seq.replay_until:
             return 0
         limit, runner = len(seq.prompt) - 1, self.worker.runner
+        if seq.params.attention:
+            return 0
         if runner is not None:
             if runner.reads_attention:
                 return 0
@@ -348,6 +363,10 @@ class Engine:
         output.finish_reason, output.error = reason, error
         if seq.params.logits:
             output.logits = torch.stack(seq.logits[: len(output.token_ids)]) if output.token_ids else None
+        if seq.params.attention:  # steps launched after an end token ran nothing
+            stored = output.prompt_tokens + max(0, len(output.token_ids) - 1)
+            kept = [(length, mass) for length, mass in seq.attention if length <= stored]
+            output.attention = RecordedAttention.from_steps([length for length, _ in kept], [mass for _, mass in kept])
         if seq.detokenizer is not None:
             output.text = seq.detokenizer.finish()
         del self._sequences[seq.id]

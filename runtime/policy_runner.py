@@ -12,6 +12,7 @@ from vtoken_sdk.policy import CacheView, EvictionPolicy, LiveKV, NewTokens, Poli
 
 from .kv_cache import KVCache
 from .model_adapter import ModelAdapter
+from .recorded import RecordedAttention
 from .token_table import TokenTable
 
 
@@ -34,8 +35,8 @@ class PolicyRunner:
         self.learns = type(policy).sync_new_tokens is not EvictionPolicy.sync_new_tokens
         self.reads_attention = "attention" in policy.needs
         self.window: int = getattr(policy, "window", 0) if "queries" in policy.needs else 0
-        if "future" in policy.needs:
-            raise PolicyError('"future" exists in replays of a recorded run only; this engine has none', policy=self.name)
+        self.reads_future = "future" in policy.needs
+        self._future: dict[int, tuple[Tensor, Tensor]] = {}  # by row: lengths int64 [S], what is still to come fp32 [S + 1, tokens]
         if self.window < (1 if "queries" in policy.needs else 0):
             raise PolicyError(f"window={self.window}: a policy that reads queries needs a window of at least 1", policy=self.name)
         if self.window:
@@ -43,8 +44,11 @@ class PolicyRunner:
 
     # -- a request's life -----------------------------------------------------------------------------------------------
 
-    def start(self, row: int, budget: int, seed: int, saved: dict[str, Tensor] | None) -> None:
+    def start(self, row: int, budget: int, seed: int, saved: dict[str, Tensor] | None, future: RecordedAttention | None = None) -> None:
         """A request takes this row; `saved` is what `save` gave when it was preempted."""
+        if future is not None:
+            device = self.table.device
+            self._future[row] = future.lengths.to(device), future.still_to_come().to(device)
         self.budget[row], self.seed[row], self.bad[row] = budget, seed, False
         for store in self.state.values():
             store[row] = 0
@@ -152,8 +156,19 @@ class PolicyRunner:
             groups=self.groups,
             state=State(live.shape, live.device, tensors, writable=writable),
             _score=score,
+            _future=self._future_of(rows, width) if self.reads_future else None,
             _bad=torch.zeros(len(rows), dtype=torch.bool, device=live.device),
         )
+
+    def _future_of(self, rows: Tensor, width: int) -> Tensor:
+        """fp32 [B, 1, width]: what the queries at positions >= length will give to each token."""
+        made = torch.zeros(len(rows), 1, width, device=self.table.device)
+        for out, row in zip(made[:, 0], rows.tolist(), strict=True):
+            lengths, coming = self._future[row]
+            n = min(width, coming.shape[1])
+            step = torch.searchsorted(lengths, self.table.length[row], right=True)
+            out[:n] = coming[step, :n]
+        return made
 
     def _score_row(self, row: int, fn: Callable[[LiveKV], Tensor], width: int) -> Tensor:
         """fp32 [G, width]. Reads the row's live count on the host: keys and values are handed over packed."""

@@ -29,7 +29,7 @@ class Sequence:
 
     replay_until: tokens before this one were run before a preemption; they are recomputed under the eviction log, unseen by the
     policy. decoded: decode steps launched. evictions: launched so far, fruitless: as many of them as a plan found nothing to move for.
-    number: order of submission, which is also the order of precedence.
+    attention: (length, fp32 [length]) of each step, where it is kept. number: order of submission, which is also the order of precedence.
     """
 
     number: int
@@ -50,6 +50,7 @@ class Sequence:
     saved: Saved | None = None
     finished: bool = False
     logits: list[Tensor] = field(default_factory=list)
+    attention: list[tuple[int, Tensor]] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
     entered: int = 0
 

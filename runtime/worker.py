@@ -71,7 +71,7 @@ class Worker:
         row, saved = seq.row, seq.saved
         self.alive[row] = True
         if self.runner is not None:
-            self.runner.start(row, seq.budget, seq.seed, saved.state if saved else None)
+            self.runner.start(row, seq.budget, seq.seed, saved.state if saved else None, seq.params.future)
         if saved is not None:
             self.table.died_at[row, : len(saved.died_at)] = saved.died_at
             self.last_token[row] = seq.output.token_ids[-1] if seq.output.token_ids else 0
@@ -109,7 +109,8 @@ class Worker:
         count = self.alive[rows].long()
         with self.watch.part("table"):
             slots = self.table.append(rows, count, 1)
-        step = self._context(rows, (self.table.length[rows] - 1)[:, None], slots, width, chunk=False, replay=False)
+        attention = self._wants_attention(seqs)
+        step = self._context(rows, (self.table.length[rows] - 1)[:, None], slots, width, chunk=False, replay=False, attention=attention)
         logits = self.model.forward(self.last_token[rows][:, None], step, "last")
         assert logits is not None
         self._ran[rows] = count
@@ -128,7 +129,9 @@ class Worker:
         positions = torch.arange(seq.cursor, end, device=ids.device)[None]
         with self.watch.part("table"):
             slots = self.table.append(rows, count, n)
-        step = self._context(rows, positions, slots, width, chunk=True, replay=seq.replaying and seq.saved is not None)
+        replay = seq.replaying and seq.saved is not None
+        attention = not replay and self._wants_attention([seq])
+        step = self._context(rows, positions, slots, width, chunk=True, replay=replay, attention=attention)
         logits = self.model.forward(ids, step, "last" if sample else "none")
         self._ran[rows] = count
         self._bad_layer[rows] = step.first_bad
@@ -138,9 +141,13 @@ class Worker:
         self.main_operation()
         return logits, mass
 
-    def _context(self, rows: Tensor, positions: Tensor, slots: Tensor, width: int, *, chunk: bool, replay: bool) -> StepContext:
-        want_mass = self.runner is not None and self.runner.reads_attention and not replay
-        return StepContext(self.cache, self.table, rows, positions, slots, width, chunk=chunk, want_mass=want_mass, replay=replay)
+    def _context(
+        self, rows: Tensor, positions: Tensor, slots: Tensor, width: int, *, chunk: bool, replay: bool, attention: bool
+    ) -> StepContext:
+        return StepContext(self.cache, self.table, rows, positions, slots, width, chunk=chunk, want_mass=attention, replay=replay)
+
+    def _wants_attention(self, seqs: Seq[Sequence]) -> bool:
+        return (self.runner is not None and self.runner.reads_attention) or any(seq.params.attention for seq in seqs)
 
     def _sample(self, seqs: Seq[Sequence], rows: Tensor, count: Tensor, logits: Tensor, step: StepContext) -> None:
         seeds = self._rows([seq.seed for seq in seqs])
@@ -163,7 +170,8 @@ class Worker:
 
     def sync_new_tokens(self, seqs: Seq[Sequence], count: Tensor, mass: Tensor | None, width: int) -> dict[int, PolicyError]:
         assert self.runner is not None
-        return self.runner.sync([seq.row for seq in seqs if seq.row is not None], count, mass, width)
+        rows = [seq.row for seq in seqs if seq.row is not None]
+        return self.runner.sync(rows, count, mass if self.runner.reads_attention else None, width)
 
     def ask_policy(self, seqs: Seq[Sequence], width: int) -> tuple[Tensor, dict[int, PolicyError]]:
         """Who dies now, bool [B, width]: only in rows that ran and are over their budget."""

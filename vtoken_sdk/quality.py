@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from vtoken_sdk.runtime import SamplingParams
+from vtoken_sdk.runtime import SamplingParams, look_ahead
 from vtoken_sdk.runtime.config import ConfigError
 
 if TYPE_CHECKING:
@@ -87,6 +87,8 @@ def evaluate(
     engine = engine_factory()
     texts = list(zip(workload.prompts, workload.continuations, strict=True))
     params = [SamplingParams(forced=tuple(continuation), logits=True) for _, continuation in texts]
+    if engine.reads_future:
+        params = look_ahead(model, engine.config, workload.prompts, params)
     outputs = engine.generate(workload.prompts, params)
     parts = []
     for number, (output, (prompt, continuation)) in enumerate(zip(outputs, texts, strict=True)):

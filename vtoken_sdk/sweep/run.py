@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from vtoken_sdk.metrics import Row, latency_row, step_row
 from vtoken_sdk.quality import evaluate
 from vtoken_sdk.registry import load_policy, policy_source
-from vtoken_sdk.runtime import Engine, RequestOutput, SamplingParams, StepRecord
+from vtoken_sdk.runtime import Engine, RequestOutput, SamplingParams, StepRecord, look_ahead
 from vtoken_sdk.runtime.model_loader import load_model
 from vtoken_sdk.tracking.files import JobFolder, read_json, write_json, write_parquet
 
@@ -103,8 +103,11 @@ def _run(folder: JobFolder) -> None:
 def serve(engine: Engine, job: Job, folder: JobFolder) -> tuple[list[StepRecord], list[RequestOutput]]:
     """Run the workload to its end. Raises JobFailed if a request ended in an error."""
     prompts = job_workload(engine.model, job).prompts
-    params = SamplingParams(max_tokens=job.output_tokens, ignore_eos=True)
-    names = [engine.add_request(prompt, params) for prompt in prompts]
+    params = [SamplingParams(max_tokens=job.output_tokens, ignore_eos=True)] * len(prompts)
+    if engine.reads_future:
+        folder.say("running", phase="full cache", share=0.0)
+        params = look_ahead(engine.model, engine.config, prompts, params)
+    names = [engine.add_request(prompt, p) for prompt, p in zip(prompts, params, strict=True)]
     prompt_left, output_left = sum(map(len, prompts)), job.requests * job.output_tokens
     prefilled, decoded, said = 0, 0, 0.0
     records = []
