@@ -15,7 +15,7 @@ from vtoken_sdk.policy import PolicyError
 
 from .config import ConfigError, EngineConfig, EvictOptions, ReclaimOptions
 from .engine import Engine
-from .recorded import RecordedAttention, look_ahead
+from .recording import Recording, look_ahead
 from .records import StepRecord
 from .request import Eviction, RequestOutput, RequestRejected, SamplingParams
 
@@ -27,7 +27,7 @@ __all__ = [
     "Eviction",
     "PolicyError",
     "ReclaimOptions",
-    "RecordedAttention",
+    "Recording",
     "RequestOutput",
     "RequestRejected",
     "SamplingParams",

@@ -28,7 +28,7 @@ def peak_blocks(config: EngineConfig, prompt: int, total: int, evicts: bool) -> 
 
 
 def settled_blocks(config: EngineConfig, prompt: int, total: int, evicts: bool) -> int:
-    """Blocks that a request holds while it decodes, as far as the runtime promises: for the admission arithmetic of reports."""
+    """Blocks that a request holds while it decodes, as far as the runtime promises: for the estimate in reports."""
     size = config.slots_per_block
     live = min(total, prompt)
     keeps_prompt = config.evict.prefill == "never" or (config.runtime == "refill" and config.evict.prefill == "end")
@@ -40,7 +40,7 @@ def settled_blocks(config: EngineConfig, prompt: int, total: int, evicts: bool) 
 
 
 def concurrent_requests(config: EngineConfig, prompt: int, max_tokens: int, pool_blocks: int, evicts: bool) -> int:
-    """How many equal requests the admission rule lets in at once: all but the last settled, the last at its peak.
+    """Estimate: how many equal requests run at once, all but the last settled, the last at its peak.
 
     pool_blocks: blocks of `block_size` tokens, whatever the runtime's own block is.
     """

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .record_ring import StepInFlight
 from .scheduler import Scheduler
 from .sequence import Sequence
+from .step_in_flight import StepInFlight
 from .worker import Worker
 
 
@@ -72,7 +72,7 @@ class Compaction:
         reclaimer, watch = self.worker.reclaimer, self.worker.watch
         assert reclaimer is not None
         with watch.part("plan"):
-            reclaimer.plan([seq.row for seq in seqs if seq.row is not None], step)
+            reclaimer.plan([seq.held_row for seq in seqs], step)
         with watch.part("copy"):
             reclaimer.launch()
         self.plans += 1

@@ -65,11 +65,11 @@ class DeferredStream:
 
 
 class SideStream:
-    """On a GPU: a low-priority stream, ordered with the main one by two events."""
+    """On a GPU: a second stream, ordered with the main one by two events."""
 
     def __init__(self, cache: KVCache) -> None:
         self.cache = cache
-        self.stream = torch.cuda.Stream(cache.keys.device, priority=0)
+        self.stream = torch.cuda.Stream(cache.keys.device)
         self._copied = torch.cuda.Event()
         self._plan: Plan | None = None  # holds the buffers until the main stream has waited
 

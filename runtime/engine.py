@@ -26,12 +26,12 @@ from .eviction import Evictor, eviction_log
 from .intake import refuse_bad_request, refuse_too_big
 from .model_adapter import ModelAdapter
 from .prefix_index import prefix_keys
-from .record_ring import StepInFlight
-from .recorded import RecordedAttention
+from .recording import Recording
 from .records import StepRecord
 from .request import MAX_SEED, FinishReason, RequestOutput, RequestRejected, SamplingParams
 from .scheduler import Scheduler
 from .sequence import Sequence
+from .step_in_flight import StepInFlight
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Engine:
         return [self.outputs[name] for name in names]
 
     def admits(self, prompt_tokens: int, max_tokens: int, pool_blocks: int) -> int:
-        """How many such requests the admission rule lets in at once, in a pool of this many blocks of `block_size` tokens."""
+        """Estimate: how many such requests run at once in a pool of this many blocks of `block_size` tokens."""
         return concurrent_requests(self.config, prompt_tokens, max_tokens, pool_blocks, self.policy is not None)
 
     # -- one step -------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class Engine:
         for seq in decode:
             seq.cursor += 1
             seq.decoded += 1
-            flight.ran.append((self._row(seq), seq, True))
+            flight.ran.append((seq.held_row, seq, True))
         with self.worker.watch.part("model"):
             if decode:
                 count, logits, mass = worker.decode(decode, width)
@@ -190,17 +190,16 @@ class Engine:
             for seq in prefill:
                 end, replaying = ends[seq], seq.replaying
                 samples = end == len(seq.prompt) and not replaying
-                one, mass = worker.prefill(seq, end, width, sample=samples)
-                tokens = end - seq.cursor
-                flight.prefill_tokens += tokens
+                count, logits, mass = worker.prefill(seq, end, width, sample=samples)
+                flight.prefill_tokens += end - seq.cursor
                 seq.cursor = end
                 if not replaying:
-                    counts.append(torch.tensor([tokens], device=self.adapter.device))
+                    counts.append(count)
                     learning.append(seq)
                     if mass is not None:
                         masses.append(mass)
-                self._keep([seq], one, mass)
-                flight.ran.append((self._row(seq), seq, samples))
+                self._keep([seq], logits, mass)
+                flight.ran.append((seq.held_row, seq, samples))
                 self._enter_prefix(seq)
         again = [s for s in prefill if s not in learning]
         self._fail(self.evictor.after_step(learning, again, counts, masses, width))
@@ -212,15 +211,15 @@ class Engine:
             return
         full = min(seq.cursor, len(seq.prompt)) // self.config.prefix_unit
         if full > seq.entered:
-            index.enter(self._row(seq), seq.keys[:full])
+            index.enter(seq.held_row, seq.keys[:full])
             seq.entered = full
 
     def _keep(self, seqs: list[Sequence], logits: Tensor | None, mass: Tensor | None) -> None:
         for i, seq in enumerate(seqs):
             if seq.params.logits and logits is not None:
                 seq.logits.append(logits[i].clone())
-            if seq.params.attention and mass is not None:
-                seq.attention.append((seq.cursor, mass[i, : seq.cursor].cpu()))
+            if seq.params.record and mass is not None:
+                seq.recorded.append((seq.cursor, mass[i, : seq.cursor].cpu(), self.worker.key_norms[i].cpu() / self.adapter.layers))
 
     # -- scheduling -----------------------------------------------------------------------------------------------------
 
@@ -244,10 +243,9 @@ class Engine:
 
     def _admit(self, seq: Sequence) -> None:
         worker = self.worker
-        total = len(seq.prompt) + seq.params.max_tokens - 1
-        if total > worker.table.max_tokens:
+        if seq.total > worker.table.max_tokens:
             self.compaction.settle(self.steps)  # the table moves
-            worker.table.reserve(total)
+            worker.table.reserve(seq.total)
         hit = worker.index.match(seq.keys[: self._longest_hit(seq)]) if worker.index is not None else []
         self.scheduler.start(seq)
         with self.worker.watch.part("table"):
@@ -262,7 +260,7 @@ class Engine:
         if seq.replay_until:
             return 0
         limit, runner = len(seq.prompt) - 1, self.worker.runner
-        if seq.params.attention:
+        if seq.params.record:
             return 0
         if runner is not None:
             if runner.reads_attention:
@@ -313,11 +311,11 @@ class Engine:
 
     def _preempt(self, seq: Sequence) -> None:
         """Take a request's blocks away; it comes back and recomputes them under its own eviction log."""
-        seq.saved, seq.replay_until, seq.preempted = self.worker.save(seq), max(seq.cursor, seq.replay_until), True
+        seq.saved, seq.replay_until = self.worker.save(seq), max(seq.cursor, seq.replay_until)
         seq.cursor, seq.entered = 0, 0
         seq.output.preemptions += 1
         self._now_building.preempted += 1
-        self.worker.release([self._row(seq)])
+        self.worker.release([seq.held_row])
         self.scheduler.stop(seq)
         self.scheduler.enqueue(seq)
 
@@ -363,10 +361,10 @@ class Engine:
         output.finish_reason, output.error = reason, error
         if seq.params.logits:
             output.logits = torch.stack(seq.logits[: len(output.token_ids)]) if output.token_ids else None
-        if seq.params.attention:  # steps launched after an end token ran nothing
+        if seq.params.record:  # steps launched after an end token ran nothing
             stored = output.prompt_tokens + max(0, len(output.token_ids) - 1)
-            kept = [(length, mass) for length, mass in seq.attention if length <= stored]
-            output.attention = RecordedAttention.from_steps([length for length, _ in kept], [mass for _, mass in kept])
+            kept = [step for step in seq.recorded if step[0] <= stored]
+            output.recording = Recording.from_steps(*([step[part] for step in kept] for part in range(3)))
         if seq.detokenizer is not None:
             output.text = seq.detokenizer.finish()
         del self._sequences[seq.id]
@@ -379,7 +377,7 @@ class Engine:
             self.worker.freeze(seq.row)
 
     def _fail(self, failed: dict[int, PolicyError], seqs: dict[int, Sequence] | None = None, step: int | None = None) -> None:
-        by_row = seqs if seqs is not None else {self._row(s): s for s in self.scheduler.running}
+        by_row = seqs if seqs is not None else {s.held_row: s for s in self.scheduler.running}
         for row, error in failed.items():
             named = PolicyError(
                 str(error), policy=type(self.policy).__name__, request=by_row[row].id, step=self.steps if step is None else step
@@ -389,13 +387,13 @@ class Engine:
     def _release(self) -> bool:
         """Give back the rows of requests that ended, or whose last step is launched; not while a plan moves their tokens."""
         busy = self.compaction.busy_rows
-        gone = [s for s in self.scheduler.running if (s.finished or s.launched_all) and self._row(s) not in busy]
+        gone = [s for s in self.scheduler.running if (s.finished or s.launched_all) and s.held_row not in busy]
         if not gone:
             return False
         with self.worker.watch.part("table"):
             for seq in gone:
                 seq.output.evictions = eviction_log(self.worker.eviction_log(seq))
-            self.worker.release([self._row(seq) for seq in gone])
+            self.worker.release([seq.held_row for seq in gone])
         for seq in gone:
             self.scheduler.stop(seq)
         return True
@@ -411,8 +409,3 @@ class Engine:
         if self._began is None:
             self._began = time.perf_counter()
         return time.perf_counter() - self._began
-
-    @staticmethod
-    def _row(seq: Sequence) -> int:
-        assert seq.row is not None
-        return seq.row

@@ -12,7 +12,7 @@ from vtoken_sdk.policy import CacheView, EvictionPolicy, LiveKV, NewTokens, Poli
 
 from .kv_cache import KVCache
 from .model_adapter import ModelAdapter
-from .recorded import RecordedAttention
+from .recording import Recording
 from .token_table import TokenTable
 
 
@@ -44,7 +44,7 @@ class PolicyRunner:
 
     # -- a request's life -----------------------------------------------------------------------------------------------
 
-    def start(self, row: int, budget: int, seed: int, saved: dict[str, Tensor] | None, future: RecordedAttention | None = None) -> None:
+    def start(self, row: int, budget: int, seed: int, saved: dict[str, Tensor] | None, future: Recording | None = None) -> None:
         """A request takes this row; `saved` is what `save` gave when it was preempted."""
         if future is not None:
             device = self.table.device
@@ -146,7 +146,7 @@ class PolicyRunner:
             return x[rows][:, None, None]
 
         def score(fn: Callable[[LiveKV], Tensor]) -> Tensor:
-            return torch.stack([self._score_row(int(row), fn, width) for row in rows])
+            return torch.stack([self._score_row(row, fn, width) for row in rows.tolist()])
 
         return CacheView(
             live=live,
@@ -176,11 +176,11 @@ class PolicyRunner:
         slot = self.table.slot[row, :width]
         ids = (slot >= 0).nonzero().flatten()  # [N]
         slots, heads = slot[ids].long(), model.kv_heads
-        total = torch.zeros(len(ids), device=slot.device)
+        total, length = torch.zeros(len(ids), device=slot.device), int(self.table.length[row]) if self.window else 0
         for layer in range(model.layers):
             queries, query_positions = None, torch.arange(0, device=slot.device)
             if self.window:
-                queries, query_positions = cache.last_queries(layer, row, int(self.table.length[row]))
+                queries, query_positions = cache.last_queries(layer, row, length)
                 queries = queries.unflatten(0, (heads, -1))  # [H, R, W, D]
             kv = LiveKV(
                 keys=cache.keys[layer][slots].transpose(0, 1),

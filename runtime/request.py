@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from .config import ConfigError
-from .recorded import RecordedAttention
+from .recording import Recording
 
 FinishReason = Literal["stop", "length", "capacity", "abort", "error"]
 MAX_SEED = 2**63 - 1  # of a request; it travels in an int64
@@ -29,8 +29,8 @@ class SamplingParams:
     temperature 0 is greedy. top_k 0 and top_p 1 switch the filters off. seed: the request's own; None takes one from the
     engine's seed and the request's number. stop_token_ids are added to the model's own end tokens; ignore_eos drops the latter.
     stop: strings, with a tokenizer given to the engine. forced: token ids fed back instead of the sampled ones (teacher forcing);
-    they also set max_tokens. logits: keep the logits of every sampled position, fp32 [n, vocabulary]. attention: keep what every step
-    attended to. future: the same of a full-cache run with these tokens, for a policy that needs it (`recorded.look_ahead` makes it).
+    they also set max_tokens. logits: keep the logits of every sampled position, fp32 [n, vocabulary]. record: keep what a policy can
+    learn of every step. future: the same of a full-cache run with these tokens, for a policy that needs it; `look_ahead` makes it.
     """
 
     max_tokens: int = 16
@@ -43,8 +43,8 @@ class SamplingParams:
     ignore_eos: bool = False
     forced: tuple[int, ...] | None = None
     logits: bool = False
-    attention: bool = False
-    future: RecordedAttention | None = None
+    record: bool = False
+    future: Recording | None = None
 
     def __post_init__(self) -> None:
         if self.forced is not None:
@@ -88,7 +88,7 @@ class RequestOutput:
     token_ids: generated ids, the end token included. finish_reason: "stop" (end token or stop string), "length",
     "capacity" (the pool is full and nothing is left to preempt; the tokens so far are here), "abort", "error" (`error` says why).
     Times are host seconds since the engine's first step: arrival, and one for each token when the host learned it.
-    evictions: the log that a masked dense forward needs. logits: fp32 [len(token_ids), vocabulary] where asked for, and so attention.
+    evictions: the log that a masked dense forward needs. logits: fp32 [len(token_ids), vocabulary] and recording: where asked for.
     """
 
     request_id: str
@@ -103,4 +103,4 @@ class RequestOutput:
     prefix_hit_tokens: int = 0
     evictions: list[Eviction] = field(default_factory=list)
     logits: Tensor | None = None
-    attention: RecordedAttention | None = None
+    recording: Recording | None = None

@@ -34,7 +34,7 @@ def _filter(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     if top_p < 1:
         ordered, index = logits.sort(descending=True)
         before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
-        logits = logits.index_fill(0, index[before >= top_p], -torch.inf)
+        logits = logits.scatter(0, index, ordered.masked_fill(before >= top_p, -torch.inf))
     return logits
 
 

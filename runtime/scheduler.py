@@ -7,8 +7,8 @@ import heapq
 
 from .capacity import peak_blocks
 from .config import EngineConfig
-from .record_ring import StepInFlight
 from .sequence import Sequence
+from .step_in_flight import StepInFlight
 
 
 class Scheduler:
@@ -54,8 +54,7 @@ class Scheduler:
         bisect.insort(self.running, seq, key=lambda s: s.number)
 
     def stop(self, seq: Sequence) -> None:
-        assert seq.row is not None
-        heapq.heappush(self._rows, seq.row)
+        heapq.heappush(self._rows, seq.held_row)
         self.running.remove(seq)
         seq.row = None
 
@@ -74,12 +73,11 @@ class Scheduler:
 
     def peak(self, seq: Sequence) -> int:
         """Blocks that a request needs to get started, or to get back to where it was preempted."""
-        total = len(seq.prompt) + seq.params.max_tokens - 1
-        first = peak_blocks(self.config, len(seq.prompt), total, self.evicts)
+        first = peak_blocks(self.config, len(seq.prompt), seq.total, self.evicts)
         return first if seq.saved is None else min(max(first, seq.saved.blocks + 1), self.config.n_blocks)
 
     def admissible(self, seq: Sequence, decode: list[Sequence], prefill: list[Sequence]) -> int:
         """Blocks left over if the request were admitted now: negative if it must wait."""
         left = self.free_bound - len(decode) - sum(self.peak(s) for s in prefill) - self.peak(seq)
         # A preempted request comes back only when the others have room to grow, lest it be thrown out again at once.
-        return left - len(self.running) if seq.preempted else left
+        return left - len(self.running) if seq.saved is not None else left

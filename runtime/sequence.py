@@ -1,4 +1,4 @@
-"""A request while it is in the engine: host state only."""
+"""A request while it is in the engine: what the host knows of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Sequence:
 
     replay_until: tokens before this one were run before a preemption; they are recomputed under the eviction log, unseen by the
     policy. decoded: decode steps launched. evictions: launched so far, fruitless: as many of them as a plan found nothing to move for.
-    attention: (length, fp32 [length]) of each step, where it is kept. number: order of submission, which is also the order of precedence.
+    recorded: (length, attention fp32 [length], key norms fp32 [new]) of each step, where they are kept.
+    number: order of submission, which is also the order of precedence.
     """
 
     number: int
@@ -46,17 +47,27 @@ class Sequence:
     replay_until: int = 0
     evictions: int = 0
     fruitless: int = 0
-    preempted: bool = False
     saved: Saved | None = None
     finished: bool = False
     logits: list[Tensor] = field(default_factory=list)
-    attention: list[tuple[int, Tensor]] = field(default_factory=list)
+    recorded: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
     entered: int = 0
 
     @property
     def id(self) -> str:
         return self.output.request_id
+
+    @property
+    def held_row(self) -> int:
+        """The row of a request that is running."""
+        assert self.row is not None
+        return self.row
+
+    @property
+    def total(self) -> int:
+        """The most tokens whose keys and values it will ever have."""
+        return len(self.prompt) + self.params.max_tokens - 1
 
     @property
     def prefill_target(self) -> int:

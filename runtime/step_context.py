@@ -18,6 +18,7 @@ class StepContext:
 
     rows: int64 [B]. positions, slots: int64 [B, n] of the new tokens, already entered in the table; trash slots where a row is idle.
     tokens: a bound on every row's length. mass: fp32 [B, M] in slot-map order, summed over layers, where a policy reads attention.
+    key_norms: fp32 [B, n] of the new tokens, mean over KV heads, summed over layers, where they are recorded.
     first_bad: int64 [B], the first layer whose output was not finite, -1 if none. attended: layers that have come by.
     """
 
@@ -30,6 +31,7 @@ class StepContext:
     chunk: bool
     want_mass: bool
     replay: bool = False
+    record: bool = False
     mass: Tensor | None = None
     first_bad: Tensor = field(init=False)
     attended: int = 0
@@ -50,6 +52,7 @@ class StepContext:
             valid = torch.arange(width, device=device) < self.n_live[:, None]
             self.map = torch.where(valid, self.table.map[self.rows, :width], self.table.trash_slot)
             self._visible[None] = valid
+        self.key_norms = torch.zeros(self.slots.shape, device=device)
         if self.want_mass:
             self.mass = torch.zeros(len(self.rows), width, device=device)
 
@@ -72,6 +75,8 @@ class StepContext:
         cache.write(layer, self.slots, keys, values)
         if cache.queries is not None:
             cache.write_queries(layer, self.rows, self.positions, query)
+        if self.record:
+            self.key_norms += keys.float().norm(dim=-1).mean(1)
         pool_k, pool_v = cache.keys[layer], cache.values[layer]
         if self.chunk:
             k, v = pool_k[self.live_slots], pool_v[self.live_slots]

@@ -29,6 +29,7 @@ class Worker:
     """Device state of R rows: the table and pool, keys and values, what each row samples next, and this step's record.
 
     alive: bool [R + 1], false once a row has stopped; the host learns of it later. last_token: int64 [R + 1].
+    key_norms: fp32 [B, n], of the last pass, as `StepContext` has it.
     """
 
     def __init__(self, model: ModelAdapter, config: EngineConfig, policy: EvictionPolicy | None) -> None:
@@ -48,7 +49,9 @@ class Worker:
         self.begin_step()
 
     def _rows(self, rows: Seq[int] | Seq[Seq[int]]) -> Tensor:
-        return torch.tensor(rows, dtype=torch.int64, device=self.model.device)
+        """int64 on the device, without waiting for it."""
+        on_host = torch.tensor(rows, dtype=torch.int64, pin_memory=self.model.device.type == "cuda")
+        return on_host.to(self.model.device, non_blocking=True)
 
     def main_operation(self) -> None:
         """Another main-stream operation is launched: a deferred copy may now go on."""
@@ -67,8 +70,7 @@ class Worker:
 
     def start(self, seq: Sequence, prefix: Seq[bytes]) -> None:
         """Give a request its row, with the blocks of a prefix hit, or with what it took along when it was preempted."""
-        assert seq.row is not None
-        row, saved = seq.row, seq.saved
+        row, saved = seq.held_row, seq.saved
         self.alive[row] = True
         if self.runner is not None:
             self.runner.start(row, seq.budget, seq.seed, saved.state if saved else None, seq.params.future)
@@ -81,16 +83,14 @@ class Worker:
 
     def save(self, seq: Sequence) -> Saved:
         """What the request needs to come back. Reads the device: for use when drained."""
-        assert seq.row is not None
-        row, tokens = seq.row, max(seq.cursor, seq.replay_until)  # it may be replaying already
+        row, tokens = seq.held_row, max(seq.cursor, seq.replay_until)  # it may be replaying already
         blocks = int((self.table.blocks[row] != self.pool.trash).sum())
         state = self.runner.save(row, tokens) if self.runner is not None else {}
         return Saved(self.table.died_at[row, :tokens].clone(), state, max(blocks, seq.saved.blocks if seq.saved else 0))
 
     def eviction_log(self, seq: Sequence) -> Tensor:
         """int32 [cursor] on the host: the length at which each token died, NEVER for the living."""
-        assert seq.row is not None
-        return self.table.died_at[seq.row, : seq.cursor].cpu()
+        return self.table.died_at[seq.held_row, : seq.cursor].cpu()
 
     def release(self, rows: Seq[int]) -> None:
         index = self._rows(rows)
@@ -105,12 +105,11 @@ class Worker:
 
     def decode(self, seqs: Seq[Sequence], width: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """One token for each request. Returns how many ran, int64 [B] (0 where a row has stopped), logits fp32 [B, V], and mass."""
-        rows = self._rows([seq.row for seq in seqs if seq.row is not None])
+        rows = self._rows([seq.held_row for seq in seqs])
         count = self.alive[rows].long()
         with self.watch.part("table"):
             slots = self.table.append(rows, count, 1)
-        attention = self._wants_attention(seqs)
-        step = self._context(rows, (self.table.length[rows] - 1)[:, None], slots, width, chunk=False, replay=False, attention=attention)
+        step = self._context(seqs, rows, (self.table.length[rows] - 1)[:, None], slots, width, chunk=False)
         logits = self.model.forward(self.last_token[rows][:, None], step, "last")
         assert logits is not None
         self._ran[rows] = count
@@ -119,19 +118,16 @@ class Worker:
         self.main_operation()
         return count, logits, mass
 
-    def prefill(self, seq: Sequence, end: int, width: int, *, sample: bool) -> tuple[Tensor | None, Tensor | None]:
-        """The chunk cursor .. end of one request. Returns logits fp32 [1, V] if it samples, and the mass fp32 [1, width]."""
-        assert seq.row is not None
-        rows = self._rows([seq.row])
+    def prefill(self, seq: Sequence, end: int, width: int, *, sample: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The chunk cursor .. end of one request. Returns as `decode`; logits only if it samples."""
+        rows = self._rows([seq.held_row])
         n = end - seq.cursor
         count = self._rows([n])
         ids = self._rows(seq.tokens(seq.cursor, end))[None]
         positions = torch.arange(seq.cursor, end, device=ids.device)[None]
         with self.watch.part("table"):
             slots = self.table.append(rows, count, n)
-        replay = seq.replaying and seq.saved is not None
-        attention = not replay and self._wants_attention([seq])
-        step = self._context(rows, positions, slots, width, chunk=True, replay=replay, attention=attention)
+        step = self._context([seq], rows, positions, slots, width, chunk=True, replay=seq.replaying)
         logits = self.model.forward(ids, step, "last" if sample else "none")
         self._ran[rows] = count
         self._bad_layer[rows] = step.first_bad
@@ -139,15 +135,16 @@ class Worker:
             self._sample([seq], rows, count, logits, step)
         mass = step.attention_by_token(width, self.model.layers) if step.want_mass else None
         self.main_operation()
-        return logits, mass
+        return count, logits, mass
 
     def _context(
-        self, rows: Tensor, positions: Tensor, slots: Tensor, width: int, *, chunk: bool, replay: bool, attention: bool
+        self, seqs: Seq[Sequence], rows: Tensor, positions: Tensor, slots: Tensor, width: int, *, chunk: bool, replay: bool = False
     ) -> StepContext:
-        return StepContext(self.cache, self.table, rows, positions, slots, width, chunk=chunk, want_mass=attention, replay=replay)
-
-    def _wants_attention(self, seqs: Seq[Sequence]) -> bool:
-        return (self.runner is not None and self.runner.reads_attention) or any(seq.params.attention for seq in seqs)
+        record = not replay and any(seq.params.record for seq in seqs)
+        mass = not replay and (record or (self.runner is not None and self.runner.reads_attention))
+        step = StepContext(self.cache, self.table, rows, positions, slots, width, chunk=chunk, want_mass=mass, replay=replay, record=record)
+        self.key_norms = step.key_norms
+        return step
 
     def _sample(self, seqs: Seq[Sequence], rows: Tensor, count: Tensor, logits: Tensor, step: StepContext) -> None:
         seeds = self._rows([seq.seed for seq in seqs])
@@ -170,13 +167,13 @@ class Worker:
 
     def sync_new_tokens(self, seqs: Seq[Sequence], count: Tensor, mass: Tensor | None, width: int) -> dict[int, PolicyError]:
         assert self.runner is not None
-        rows = [seq.row for seq in seqs if seq.row is not None]
+        rows = [seq.held_row for seq in seqs]
         return self.runner.sync(rows, count, mass if self.runner.reads_attention else None, width)
 
     def ask_policy(self, seqs: Seq[Sequence], width: int) -> tuple[Tensor, dict[int, PolicyError]]:
         """Who dies now, bool [B, width]: only in rows that ran and are over their budget."""
         assert self.runner is not None
-        rows = [seq.row for seq in seqs if seq.row is not None]
+        rows = [seq.held_row for seq in seqs]
         kill, failed = self.runner.evict(rows, width)
         index = self._rows(rows)
         due = (self._ran[index] > 0) & (self.table.n_live[index] > self.runner.budget[index]) & ~self.runner.bad[index]
@@ -185,20 +182,19 @@ class Worker:
 
     def evict_token(self, seqs: Seq[Sequence], kill: Tensor) -> None:
         """kill: bool [B, width]."""
-        evicted, freed = self.table.evict_token(self._rows([seq.row for seq in seqs if seq.row is not None]), kill)
+        evicted, freed = self.table.evict_token(self._rows([seq.held_row for seq in seqs]), kill)
         self._evicted, self._freed = self._evicted + evicted, self._freed + freed
         self.main_operation()
 
     def apply_logged_deaths(self, seq: Sequence) -> None:
-        assert seq.row is not None
-        self.table.apply_logged_deaths(self._rows([seq.row]))
+        self.table.apply_logged_deaths(self._rows([seq.held_row]))
         self.main_operation()
 
     def evict_out_of_window(self, seqs: Seq[Sequence], width: int) -> None:
         """Tokens that no layer's sliding window reaches from the next position on die by themselves."""
         window = self.model.death_window
         assert window is not None
-        rows = self._rows([seq.row for seq in seqs if seq.row is not None])
+        rows = self._rows([seq.held_row for seq in seqs])
         ids = torch.arange(width, device=rows.device)
         self.evict_token(seqs, ids <= self.table.length[rows][:, None] - window)
 
@@ -222,16 +218,15 @@ class Worker:
 
     def exact_growth(self, decode: Seq[Sequence], chunks: Seq[tuple[Sequence, int]]) -> int:
         """Blocks that these decode steps and chunks (request, tokens) will take. Reads the device: for use when drained."""
-        rows = self._rows([seq.row for seq in decode if seq.row is not None])
+        rows = self._rows([seq.held_row for seq in decode])
         need = int((self.alive[rows] & (self.table.n_free[rows] == 0)).sum())
         size = self.table.block_size
         for seq, n in chunks:
-            assert seq.row is not None
-            need += max(0, -(-(n - int(self.table.n_free[seq.row])) // size))
+            need += max(0, -(-(n - int(self.table.n_free[seq.held_row])) // size))
         return need
 
     def record(self) -> Tensor:
-        """int64 [R + 1, fields]: see record_ring."""
+        """int64 [R + 1, fields]: see step_in_flight."""
         table, pool = self.table, self.pool
         bad = self.runner.bad.long() if self.runner is not None else torch.zeros_like(self._ran)
         n_held = (table.blocks != pool.trash).sum(1)

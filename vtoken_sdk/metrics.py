@@ -31,7 +31,7 @@ COLUMNS: dict[str, type] = {
     **dict.fromkeys((f"{name}_p{p}" for name in LATENCIES for p in PERCENTILES), float),
     **dict.fromkeys(PARTS, float),
     **dict.fromkeys(("nll", "kl", "top1"), float),
-    # beyond the contract
+    # what explains the others
     **{"nll_full": float, "max_tokens": int, "lengths": str, "chunk": int, "max_running": int, "prefix_cache": bool},
     **{"budget_tokens": int, "option": str, "evict_prefill": str, "evict_every": int, "reclaim": str},
     **dict.fromkeys(("pool_blocks", "pool_block_size", "admits_5427", "admits_11519", "steps", "cut_short"), int),

@@ -227,7 +227,6 @@ class CacheView:
         cap, total = self.budget * n_groups, keep.sum(1, keepdim=True)
         scaled = 1 + (keep - 1) * (cap - n_groups) // (total - n_groups).clamp(min=1)
         keep = torch.where(total > cap, scaled, keep)
-        last = torch.as_tensor(last, device=self.live.device).clamp(min=1)
         score = score.float().expand(self.live.shape)
         bad = (score.isnan() & self.live).flatten(1).any(-1)  # [B]
         if self._bad is not None:

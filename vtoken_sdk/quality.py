@@ -48,7 +48,7 @@ class FullCache:
     """The truth: one dense forward of plain transformers over prompt and continuation.
 
     It is a second set of modules on the model's own tensors, with its own config: no memory of note, and the attention that an
-    engine put into the model's config is neither used nor touched. Answers are kept, so that the jobs of a sweep share them.
+    engine put into the model's config is neither used nor touched. Answers are kept, so that several policies can share them.
     """
 
     def __init__(self, model: LoadedModel) -> None:

@@ -97,7 +97,7 @@ def test_two_hundred_columns_hold_it_all_in_one_table() -> None:
 def test_naive_against_vtoken_is_the_verdict() -> None:
     assert verdict(FIVE) == [
         "h2o, budget=0.5: naive holds 1.98 and vtoken 1.02 times the blocks that the live tokens need; "
-        "5,427 blocks admit 10 such requests under vtoken, 5 under native.",
+        "5,427 blocks should hold 10 such requests under vtoken, 5 under native.",
         "The runtimes evicted the same tokens and generated the same text: their figures compare.",
     ]
 

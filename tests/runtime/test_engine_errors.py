@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -57,11 +58,16 @@ def run(policy: Any) -> Any:
     return drive(make_engine(small().served, CONFIG, policy), PROMPTS, SamplingParams(max_tokens=24))
 
 
+@functools.cache
+def without_mistake() -> Any:
+    return run(Answers(lambda cache: None, guilty=-1))
+
+
 @pytest.mark.parametrize("length", [0, 60], ids=["at once", "later"])
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_only_the_guilty_request_fails_and_it_is_named(mistake: str, length: int) -> None:
     how, said = MISTAKES[mistake]
-    done, innocent = run(Answers(how, length=length)), run(Answers(lambda cache: None, guilty=-1))
+    done, innocent = run(Answers(how, length=length)), without_mistake()
     guilty = done.outputs[1]
     assert guilty.finish_reason == "error"
     with pytest.raises(RuntimeError, match=said):

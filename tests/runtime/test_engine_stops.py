@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vtoken_sdk.runtime import Engine, EngineConfig, RequestRejected, SamplingParams
+from vtoken_sdk.runtime import Engine, EngineConfig, SamplingParams
 from vtoken_sdk.runtime.model_loader import LoadedModel
 
 from .oracles import SMALL, build, drive, make_engine, prompt, small
@@ -80,9 +80,3 @@ def test_forced_tokens_are_fed_back_and_end_at_their_last() -> None:
     assert run.outputs[0].token_ids == list(forced)
     assert run.outputs[0].finish_reason == "length"
     run.assert_masked(small().oracle)
-
-
-def test_a_stop_string_without_a_tokenizer_is_refused() -> None:
-    engine = make_engine(small().served, CONFIG)
-    with pytest.raises(RequestRejected, match=r"stop=.*tokenizer.*stop_token_ids"):
-        engine.add_request(prompt(1, 5), SamplingParams(stop=("x",)))

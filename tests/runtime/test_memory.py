@@ -17,7 +17,7 @@ from vtoken_sdk.runtime import Engine, EngineConfig, EvictOptions, ReclaimOption
 from vtoken_sdk.runtime.config import Packing
 from vtoken_sdk.runtime.kv_cache import KVCache
 from vtoken_sdk.runtime.reclaimer import ReclaimError
-from vtoken_sdk.runtime.record_ring import StepInFlight
+from vtoken_sdk.runtime.step_in_flight import StepInFlight
 
 from .oracles import Tiny, assert_close, copy_some, make_engine, masked_logits, prompt, step_audited, tiny
 

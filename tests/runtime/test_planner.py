@@ -42,7 +42,7 @@ def moves_of(table: TokenTable, made: Plan) -> Moves:
     return moves
 
 
-def prototype_fill(plain: PlainTable, options: ReclaimOptions) -> tuple[Moves, list[set[int]]]:
+def first_fill(plain: PlainTable, options: ReclaimOptions) -> tuple[Moves, list[set[int]]]:
     """`fill` for private blocks in loops, as first written down: not by way of `PlainTable.plan`."""
     size, rows = plain.size, plain.rows
     eligible, ranks = [], []
@@ -74,7 +74,7 @@ def test_fill_of_private_blocks_equals_the_loops(seed: int) -> None:
         shape = random_shape(draw, shared=False, may_be_open=False)
         options = options_of(draw, "fill", shape.size)
         table, plain = make_board(draw, shape, options)
-        moves, leaving = prototype_fill(plain, options)
+        moves, leaving = first_fill(plain, options)
         made = plan(table, torch.arange(shape.rows), options)
         assert moves_of(table, made) == moves
         assert [set(x.nonzero().flatten().tolist()) for x in table.leaving[:-1]] == leaving

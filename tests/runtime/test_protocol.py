@@ -32,4 +32,6 @@ def test_without_the_rule_something_breaks(rule: str) -> None:
             Simulation(seed, rule).run(40)
         except Exception:  # a wrong read, a broken law, or an operation that finds what it cannot
             caught += 1
-    assert caught >= 5, f"caught in {caught} of 40 runs"
+        if caught == 5:
+            return
+    pytest.fail(f"caught in {caught} of 40 runs")

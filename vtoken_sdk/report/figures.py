@@ -62,7 +62,7 @@ def megabytes_moved(row: Row) -> float | None:
 def figures(rows: Sequence[Row]) -> list[Figure]:
     """Those that any finished row has."""
     unit = block_unit(rows)
-    fit = "such requests that a pool of {} blocks admits at once (max_running at most)"
+    fit = "estimate: such requests that a pool of {} blocks holds at once (max_running at most)"
     known = [
         Figure("held", "memory", in_blocks_of(unit, "blocks_held"), ",.0f", f"blocks of {unit} held: mean over the steps", "less"),
         Figure("peak", "memory", in_blocks_of(unit, "blocks_held_peak"), ",.0f", f"blocks of {unit} held: the most", "less"),

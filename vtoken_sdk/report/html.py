@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from .compare import Row, baseline, fixed_label, grouped, key_of, label, show, sort_key, varying
+from .compare import RUNTIMES, Row, baseline, fixed_label, grouped, key_of, label, show, sort_key, varying
 from .figures import Figure, block_unit, figures
 from .plots import Plot, Steps, bars, over_steps
 from .verdict import caveats, verdict
@@ -35,7 +35,7 @@ def render(name: str, rows: Sequence[Row], steps: Steps, command: str, provenanc
         columns=columns,
         groups=[[table_row(row, done, keys, columns) for row in group] for group in groups],
         failed=[{**row, "label": label(row, keys)} for row in rows if row["status"] != "done"],
-        runtimes=dict.fromkeys(r["runtime"] for r in sorted(done, key=lambda r: sort_key(r)[2])),
+        runtimes=[name for name in RUNTIMES if any(r["runtime"] == name for r in done)],
         labels="; ".join(caveats(done)),
         bars=bar_plots(groups, keys),
         lines=drawn,
@@ -68,8 +68,8 @@ def bar_plots(groups: Sequence[Sequence[Row]], keys: Sequence[str]) -> list[Plot
     named = [(label(group[0], keys) if keys else "", group) for group in groups]
     drawn = [
         bars("Concurrency, measured", "most requests that held blocks at once, in this pool", named, itemgetter("concurrency_peak")),
-        bars("Concurrency in 5,427 blocks", "such requests that the pool admits at once", named, itemgetter("admits_5427")),
-        bars("Concurrency in 11,519 blocks", "such requests that the pool admits at once", named, itemgetter("admits_11519")),
+        bars("Concurrency in 5,427 blocks", "estimate: such requests that the pool holds at once", named, itemgetter("admits_5427")),
+        bars("Concurrency in 11,519 blocks", "estimate: such requests that the pool holds at once", named, itemgetter("admits_11519")),
         bars("Throughput", "output tokens a second", named, itemgetter("output_tok_s"), 1),
         bars("Latency: ITL p50", "ms between tokens, median", named, itemgetter("itl_ms_p50"), 1),
         bars("Latency: ITL p95", "ms between tokens, 95th percentile", named, itemgetter("itl_ms_p95"), 1),

@@ -40,7 +40,7 @@ def fit(group: Sequence[Row], done: Sequence[Row]) -> str:
     base = baseline(best, done)
     if base is None or best["admits_5427"] == base["admits_5427"]:
         return ""
-    return f"; 5,427 blocks admit {best['admits_5427']} such requests under {best['runtime']}, {base['admits_5427']} under native"
+    return f"; 5,427 blocks should hold {best['admits_5427']} such requests under {best['runtime']}, {base['admits_5427']} under native"
 
 
 def agreement(done: Sequence[Row]) -> list[str]:
@@ -64,4 +64,6 @@ def caveats(rows: Sequence[Row]) -> list[str]:
         notes.append("dummy weights: random values, so nothing here says how good the text is")
     if any(r["device"] == "cpu" for r in rows):
         notes.append("CPU timing: compare ratios only")
+    if any(r["device"] == "cuda" for r in rows):
+        notes.append("model, policy, table, plan and copy ms are the host's, not the device's")
     return notes

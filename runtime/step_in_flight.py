@@ -44,7 +44,7 @@ class StepInFlight:
             self.record = record
 
     def wait(self) -> None:
-        """The one place where the host waits for the device."""
+        """Wait for the step to be done on the device."""
         if self.ready is not None:
             self.ready.synchronize()
         assert self.record is not None

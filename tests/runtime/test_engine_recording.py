@@ -33,14 +33,14 @@ def test_a_run_keeps_what_every_step_attended_to(runtime: Any, stop_early: bool)
     plain = make_engine(small().served, config, Random()).generate(PROMPTS, SamplingParams(max_tokens=12))
     stops = (plain[0].token_ids[5],) if stop_early else ()
     outputs = make_engine(small().served, config, Random()).generate(
-        PROMPTS, SamplingParams(max_tokens=12, attention=True, stop_token_ids=stops)
+        PROMPTS, SamplingParams(max_tokens=12, record=True, stop_token_ids=stops)
     )
     for ids, output in zip(PROMPTS, outputs, strict=True):
-        assert output.attention is not None
-        lengths, dense = output.attention.lengths.tolist(), dense_attention([*ids, *output.token_ids[:-1]])
-        assert lengths[-1] == len(dense) == output.attention.mass.shape[1]
+        assert output.recording is not None
+        lengths, dense = output.recording.lengths.tolist(), dense_attention([*ids, *output.token_ids[:-1]])
+        assert lengths[-1] == len(dense) == output.recording.attention.shape[1]
         first = 0
-        for length, mass in zip(lengths, output.attention.mass, strict=True):
+        for length, mass in zip(lengths, output.recording.attention, strict=True):
             torch.testing.assert_close(mass, dense[first:length].sum(0), atol=1e-5, rtol=1e-4)
             first = length
     assert not stop_early or outputs[0].finish_reason == "stop"
@@ -96,3 +96,13 @@ def test_a_request_without_a_future_is_refused_before_it_runs() -> None:
     with pytest.raises(RequestRejected, match=r"Oracle reads the future.*look_ahead"):
         engine.add_request(PROMPTS[0])
     assert not engine.has_work
+
+
+def test_the_norms_of_keys_are_those_in_the_cache() -> None:
+    engine = make_engine(small().served, EngineConfig(runtime="native", pool_blocks=20, chunk=16), None)
+    output = engine.generate(PROMPTS[:1], SamplingParams(max_tokens=6, record=True))[0]
+    with torch.inference_mode():
+        past: Any = small().oracle(input_ids=torch.tensor([[*PROMPTS[0], *output.token_ids[:-1]]]), use_cache=True).past_key_values
+    norms = torch.stack([layer.keys[0].norm(dim=-1).mean(0) for layer in past.layers]).mean(0)
+    assert output.recording is not None
+    torch.testing.assert_close(output.recording.key_norms, norms, atol=1e-5, rtol=1e-4)
