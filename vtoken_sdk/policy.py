@@ -112,6 +112,11 @@ class LiveKV:
             raise PolicyError('kv.queries was read but "queries" is not in the policy\'s `needs`; add it there with a field `window: int`')
         return self._queries
 
+    @property
+    def key_norms(self) -> Tensor:
+        """fp32 [H, N]: Euclidean norms of the keys, which RoPE does not change."""
+        return self.keys.float().norm(dim=-1)
+
     def attention(self) -> Tensor:
         """fp32 [H, R, W, N]: softmax of the window's queries over the tokens live now, causal; not what they saw then.
 

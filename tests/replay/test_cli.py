@@ -1,0 +1,85 @@
+"""vtoken-replay as a user types it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from vtoken_sdk.replay.cli import main
+
+POLICY = """
+from dataclasses import dataclass
+from vtoken_sdk import CacheView, EvictionPolicy
+
+@dataclass
+class Mine(EvictionPolicy):
+    recent: int = 8
+
+    def evict_token(self, cache: CacheView):
+        return cache.evict_lowest(cache.positions, last=self.recent)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    (tmp_path / "mine.py").write_text(POLICY)
+    return tmp_path
+
+
+def call(monkeypatch: pytest.MonkeyPatch, command: str) -> int | str | None:
+    monkeypatch.setattr(sys, "argv", ["vtoken-replay", *command.split()])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return end.value.code
+
+
+def test_record_once_and_compare_policies(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(monkeypatch, "record run.parquet ctx=96 requests=2 output_tokens=20") == 0
+    assert "vtoken-replay run run.parquet" in capsys.readouterr().out
+    assert call(monkeypatch, "run run.parquet policy=./mine.py,h2o,oracle budget=0.25,0.5 evict.every=4 option.recent=0.2") == 2
+    assert call(monkeypatch, "run run.parquet policy=./mine.py,h2o,oracle budget=0.25,0.5 evict.every=4") == 0
+    out = capsys.readouterr().out
+    assert "Open-loop" in out
+    assert [line.split()[:3] for line in out.splitlines() if line.strip().startswith("h2o")] == [
+        ["h2o", budget, runtime] for budget in ("0.25", "0.5") for runtime in ("naive", "vtoken")
+    ]
+    assert call(monkeypatch, "run run.parquet policy=snapkv,h2o") == 3
+    out = capsys.readouterr().out
+    assert "reads queries" in out and "h2o" in out
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("play run.parquet", "use record or run"),
+        ("record", "name the file"),
+        ("record ctx=96", "name the file"),
+        ("record run.parquet ctx=96,128", "ctx: a recording has one value"),
+        ("record run.parquet ctxx=96", "did you mean ctx?"),
+        ("record run.parquet budget=0.5", "budget: vtoken-sweep has it, not vtoken-replay record"),
+        ("record nowhere/run.parquet", "no folder nowhere"),
+        ("record run.parquet ctx=9m", "ctx="),
+        ("run gone.parquet", "gone.parquet"),
+        ("run run.parquet runtime=native", "runtime=native evicts nothing"),
+        ("run run.parquet policy=h3o", "h2o"),
+        ("run run.parquet budget=0", "budget=0"),
+        ("run run.parquet policy", "KEY=VALUE"),
+    ],
+)
+def test_mistakes_are_told_before_anything_runs(
+    command: str, said: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, command) == 2
+    assert said in capsys.readouterr().err
+    assert not list(folder.glob("*.parquet"))
+
+
+def test_help_names_every_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(monkeypatch, "--help") == 0
+    out = capsys.readouterr().out
+    for key in ("output_tokens", "evict.prefill", "reclaim.packing", "Open-loop"):
+        assert key in out
