@@ -26,6 +26,7 @@ from .eviction import Evictor, eviction_log
 from .intake import refuse_bad_request, refuse_too_big
 from .model_adapter import ModelAdapter
 from .prefix_index import prefix_keys
+from .prefixes import Prefixes
 from .recording import Recording
 from .records import StepRecord
 from .request import MAX_SEED, FinishReason, RequestOutput, RequestRejected, SamplingParams
@@ -54,6 +55,7 @@ class Engine:
         self.scheduler = Scheduler(config, evicts=policy is not None)
         self.evictor = Evictor(self.worker)
         self.compaction = Compaction(self.worker, self.scheduler)
+        self.prefixes = Prefixes(self.worker)
         self.outputs: dict[str, RequestOutput] = {}
         self.steps = self.concurrency_peak = 0
         self._sequences: dict[str, Sequence] = {}
@@ -61,7 +63,6 @@ class Engine:
         self._in_flight: deque[StepInFlight] = deque()
         self._known: list[StepRecord] = []
         self._now_building = StepInFlight(0)
-        self._dropped_prefixes_at = -config.lag
         self._last: StepInFlight | None = None
         self._began: float | None = None
 
@@ -200,19 +201,9 @@ class Engine:
                         masses.append(mass)
                 self._keep([seq], logits, mass)
                 flight.ran.append((seq.held_row, seq, samples))
-                self._enter_prefix(seq)
+                self.prefixes.enter(seq)
         again = [s for s in prefill if s not in learning]
         self._fail(self.evictor.after_step(learning, again, counts, masses, width))
-
-    def _enter_prefix(self, seq: Sequence) -> None:
-        """The index becomes an owner of full blocks of the prompt, before anything of the request is evicted."""
-        index = self.worker.index
-        if index is None or seq.evictions or seq.replay_until:
-            return
-        full = min(seq.cursor, len(seq.prompt)) // self.config.prefix_unit
-        if full > seq.entered:
-            index.enter(seq.held_row, seq.keys[:full])
-            seq.entered = full
 
     def _keep(self, seqs: list[Sequence], logits: Tensor | None, mass: Tensor | None) -> None:
         for i, seq in enumerate(seqs):
@@ -233,7 +224,7 @@ class Engine:
                 seq = scheduler.waiting[0]
                 left = scheduler.admissible(seq, decode, prefill)
                 if left < 0:
-                    self._make_prefixes_give(-left, seq)
+                    self.prefixes.give(-left, seq, self.steps)
                     break
                 self._admit(seq)
                 prefill.append(seq)
@@ -246,7 +237,7 @@ class Engine:
         if seq.total > worker.table.max_tokens:
             self.compaction.settle(self.steps)  # the table moves
             worker.table.reserve(seq.total)
-        hit = worker.index.match(seq.keys[: self._longest_hit(seq)]) if worker.index is not None else []
+        hit = self.prefixes.match(seq)
         self.scheduler.start(seq)
         with self.worker.watch.part("table"):
             worker.start(seq, hit)
@@ -254,33 +245,6 @@ class Engine:
             seq.cursor = seq.output.prefix_hit_tokens = len(hit) * self.config.prefix_unit
             seq.entered = len(hit)
         self.concurrency_peak = max(self.concurrency_peak, len(self.scheduler.running))
-
-    def _longest_hit(self, seq: Sequence) -> int:
-        """Units of a prompt that a prefix hit may cover, so that the policy sees and evicts what it would have without the hit."""
-        if seq.replay_until:
-            return 0
-        limit, runner = len(seq.prompt) - 1, self.worker.runner
-        if seq.params.record:
-            return 0
-        if runner is not None:
-            if runner.reads_attention:
-                return 0
-            first_asked = len(seq.prompt)
-            if self.config.evict.prefill == "chunk":
-                first_asked = min(first_asked, (seq.budget // self.config.chunk + 1) * self.config.chunk)
-            limit = min(limit, first_asked - max(1, runner.window))
-        if self.adapter.death_window is not None:
-            limit = min(limit, self.adapter.death_window)
-        return max(0, limit) // self.config.prefix_unit
-
-    def _make_prefixes_give(self, blocks: int, seq: Sequence) -> None:
-        """Drop cached prefixes, its own last, for a request that waits for this many blocks; not again before the effect is known."""
-        index = self.worker.index
-        if index is None or not len(index) or self.steps - self._dropped_prefixes_at <= self.config.lag:
-            return
-        index.match(seq.keys)
-        self.worker.drop_prefixes(-(-blocks // index.blocks_per_entry))
-        self._dropped_prefixes_at = self.steps
 
     def _make_room(self) -> tuple[list[Sequence], list[Sequence]]:
         """The bound does not cover this step: find out exactly, then take back prefixes, compact, preempt, in this order."""
@@ -292,11 +256,9 @@ class Engine:
             if worker.exact_growth(decode, chunks) <= worker.pool.n_free():
                 scheduler.confirm_exactly(worker.pool.n_free())
                 return decode, prefill
-            if worker.index is not None and len(worker.index):
-                worker.drop_prefixes(max(1, len(worker.index) // 4))
-            elif self.compaction.reclaim_now(self.steps):
+            if self.prefixes.give_some() or self.compaction.reclaim_now(self.steps):
                 continue
-            elif len(scheduler.running) > 1:
+            if len(scheduler.running) > 1:
                 self._preempt(scheduler.running[-1])
             else:
                 self._finish(scheduler.running[-1], "capacity")
