@@ -49,4 +49,4 @@ def concurrent_requests(config: EngineConfig, prompt: int, max_tokens: int, pool
     peak, settled = peak_blocks(config, prompt, total, evicts), settled_blocks(config, prompt, total, evicts)
     if peak > blocks:
         return 0
-    return min(1 + (blocks - peak) // max(settled, 1), config.max_running)
+    return 1 + (blocks - peak) // max(settled, 1)

@@ -6,6 +6,7 @@ step n - lag. See `Worker` for the operations and `Scheduler` for who runs.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -37,6 +38,9 @@ from .worker import Worker
 
 if TYPE_CHECKING:
     from .model_loader import LoadedModel
+
+
+LOG = logging.getLogger(__name__)
 
 
 class Engine:
@@ -344,6 +348,8 @@ class Engine:
             named = PolicyError(
                 str(error), policy=type(self.policy).__name__, request=by_row[row].id, step=self.steps if step is None else step
             )
+            if error.__cause__ is not None:
+                LOG.error("%s", named, exc_info=error.__cause__)
             self._finish(by_row[row], "error", str(named))
 
     def _release(self) -> bool:

@@ -109,12 +109,12 @@ def test_the_full_cache_honors_a_soft_cap() -> None:
 def test_without_eviction_nothing_is_lost(model: LoadedModel, work: Workload) -> None:
     quality = evaluate(model, engines(model, "native", 1), work)
     assert quality is not None
-    assert quality.tokens == 120
+    assert quality.judged == 120
     assert quality.top1 == 1
     assert quality.kl == pytest.approx(0, abs=1e-9)
     assert quality.nll == pytest.approx(quality.nll_full, abs=1e-5)
     assert quality.nll_full > 1
-    assert set(quality.as_row()) == {"nll", "nll_full", "kl", "top1", "tokens"}
+    assert set(quality.as_row()) == {"nll", "nll_full", "kl", "top1", "judged"}
 
 
 def test_eviction_costs_more_the_more_is_evicted_and_the_same_in_every_runtime(model: LoadedModel, work: Workload) -> None:
@@ -152,4 +152,4 @@ def test_an_engine_that_gives_up_is_named(model: LoadedModel, work: Workload) ->
 
 
 def test_quality_is_a_flat_row() -> None:
-    assert Quality(1.0, 0.5, 0.1, 0.9, 64).as_row() == {"nll": 1.0, "nll_full": 0.5, "kl": 0.1, "top1": 0.9, "tokens": 64}
+    assert Quality(1.0, 0.5, 0.1, 0.9, 64).as_row() == {"nll": 1.0, "nll_full": 0.5, "kl": 0.1, "top1": 0.9, "judged": 64}

@@ -32,8 +32,8 @@ COLUMNS: dict[str, type] = {
     **dict.fromkeys(PARTS, float),
     **dict.fromkeys(("nll", "kl", "top1"), float),
     # what explains the others
-    **{"nll_full": float, "max_tokens": int, "lengths": str, "chunk": int, "max_running": int, "prefix_cache": bool},
-    **{"budget_tokens": int, "option": str, "evict_prefill": str, "evict_every": int, "reclaim": str},
+    **{"nll_full": float, "judged": int, "max_tokens": int, "lengths": str, "chunk": int, "max_running": int, "prefix_cache": bool},
+    **{"kept": float, "budget_tokens": int, "option": str, "evict_prefill": str, "evict_every": int, "reclaim": str},
     **dict.fromkeys(("pool_blocks", "pool_block_size", "admits_5427", "admits_11519", "steps", "cut_short"), int),
     **{"seconds": float, "tokens_sha256": str, "victims_sha256": str, "error": str},
 }

@@ -31,14 +31,14 @@ class Quality:
     """Means over all continuation tokens of all texts.
 
     nll: nats a token, with eviction; nll_full: with the full cache. kl: KL(full || evicted), nats a token. top1: share of positions
-    where both have the same best token. tokens: how many positions.
+    where both have the same best token. judged: how many positions.
     """
 
     nll: float
     nll_full: float
     kl: float
     top1: float
-    tokens: int
+    judged: int
 
     def as_row(self) -> dict[str, float | int]:
         return asdict(self)

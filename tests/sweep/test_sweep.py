@@ -57,7 +57,7 @@ def test_one_command_compares_the_runtimes(vtoken_sweep: Sweep) -> None:
     assert "5 jobs, 0 already done, 5 to run" in done.out
     assert max(map(len, done.out.splitlines())) <= 80
     assert "\x1b" not in done.out
-    assert "CPU timing: compare ratios only" in done.out.replace("\n", " ")
+    assert "CPU timing, one run a job" in done.out.replace("\n", " ")
     last = done.out.splitlines()[-3:]
     assert last == ["Report: out/report.html", "Results: out/results.parquet", "W&B: disabled"]
 

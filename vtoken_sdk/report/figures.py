@@ -62,7 +62,7 @@ def megabytes_moved(row: Row) -> float | None:
 def figures(rows: Sequence[Row]) -> list[Figure]:
     """Those that any finished row has."""
     unit = block_unit(rows)
-    fit = "estimate: such requests that a pool of {} blocks holds at once (max_running at most)"
+    fit = "estimate: such requests that a pool of {} blocks holds at once"
     known = [
         Figure("held", "memory", in_blocks_of(unit, "blocks_held"), ",.0f", f"blocks of {unit} held: mean over the steps", "less"),
         Figure("peak", "memory", in_blocks_of(unit, "blocks_held_peak"), ",.0f", f"blocks of {unit} held: the most", "less"),
@@ -74,6 +74,13 @@ def figures(rows: Sequence[Row]) -> list[Figure]:
             "the fewest blocks for the live tokens: ceil(live / block) a request",
         ),
         Figure("held /\nideal", "memory", held_ratio, ".2f", "1.00: no block is wasted"),
+        Figure(
+            "kept /\nbudget",
+            "memory",
+            itemgetter("kept"),
+            ".2f",
+            "live tokens after the last eviction, of the budget; 1.00 keeps to it",
+        ),
         Figure("waste", "memory", itemgetter("waste"), ".1%", "share of the held slots that no live token uses"),
         Figure("at\nonce", "memory", itemgetter("concurrency_peak"), ",d", "the most requests that held blocks at one time", "more"),
         Figure("fit in\n5,427", "memory", itemgetter("admits_5427"), ",d", fit.format("5,427"), "more"),
@@ -82,15 +89,17 @@ def figures(rows: Sequence[Row]) -> list[Figure]:
         Figure("TTFT\np50", "speed", itemgetter("ttft_ms_p50"), ",.0f", "ms from a request's arrival to its first token", "less"),
         Figure("ITL\np50", "speed", itemgetter("itl_ms_p50"), ",.1f", "ms between two tokens of a request, median", "less"),
         Figure("ITL\np95", "speed", itemgetter("itl_ms_p95"), ",.1f", "ms between two tokens of a request, 95th percentile", "less"),
+        Figure("NLL", "quality", itemgetter("nll"), ".3f", "negative log-likelihood of the text that follows, nats a token", "less"),
+        Figure("full\nNLL", "quality", itemgetter("nll_full"), ".3f", "the same with the full cache"),
+        Figure("KL", "quality", itemgetter("kl"), ".4f", "divergence from the full cache, nats a token"),
+        Figure("top-1", "quality", itemgetter("top1"), ".1%", "tokens on which it agrees with the full cache"),
+        Figure("judged", "quality", itemgetter("judged"), ",d", "tokens of text that these figures are means of"),
         Figure("MB\nmoved", "cost", megabytes_moved, ",.1f", "read plus written by the reclaimer"),
         Figure("model\nms", "cost", itemgetter("model_ms"), ",.2f", "ms a step: the model"),
         Figure("policy\nms", "cost", itemgetter("policy_ms"), ",.2f", "ms a step: the policy's own code"),
         Figure("table\nms", "cost", itemgetter("table_ms"), ",.2f", "ms a step: Token Table and block pool"),
         Figure("plan\nms", "cost", itemgetter("plan_ms"), ",.2f", "ms a step: the planner"),
         Figure("copy\nms", "cost", itemgetter("copy_ms"), ",.2f", "ms a step: the reclaimer's copies"),
-        Figure("NLL", "quality", itemgetter("nll"), ".3f", "negative log-likelihood of the text that follows, nats a token", "less"),
-        Figure("KL", "quality", itemgetter("kl"), ".4f", "divergence from the full cache, nats a token"),
-        Figure("top-1", "quality", itemgetter("top1"), ".1%", "tokens on which it agrees with the full cache"),
     ]
     done = [row for row in rows if row["status"] == "done"]
     return [figure for figure in known if any(figure.value(row) is not None for row in done)]

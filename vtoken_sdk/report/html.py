@@ -31,6 +31,7 @@ def render(name: str, rows: Sequence[Row], steps: Steps, command: str, provenanc
         verdict=verdict(rows),
         caveats=caveats(done),
         unit=block_unit(done),
+        differences=any(baseline(row, done) is not None for row in done),
         keys=keys,
         columns=columns,
         groups=[[table_row(row, done, keys, columns) for row in group] for group in groups],

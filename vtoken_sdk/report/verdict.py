@@ -17,10 +17,14 @@ def verdict(rows: Sequence[Row]) -> list[str]:
     groups = grouped(r for r in done if r["runtime"] != "native" and held_ratio(r) is not None)
     if len(groups) <= SPELLED_OUT:
         each = [f"{label(g[0], keys)}: {holds(g)} times the blocks that the live tokens need{fit(g, done)}." for g in groups]
-        return [*each, *agreement(done)]
+        return [*each, *budgets(done), *agreement(done)]
     worst = [max((r for g in groups for r in g if r["runtime"] == name), key=_ratio, default=None) for name in ("naive", "vtoken")]
     said = holds([row for row in worst if row is not None] or groups[0])
-    return [f"Over {len(groups)} combinations, at most: {said} times the blocks that the live tokens need.", *agreement(done)]
+    return [
+        f"Over {len(groups)} combinations, at most: {said} times the blocks that the live tokens need.",
+        *budgets(done),
+        *agreement(done),
+    ]
 
 
 def _ratio(row: Row) -> float:
@@ -43,6 +47,19 @@ def fit(group: Sequence[Row], done: Sequence[Row]) -> str:
     return f"; 5,427 blocks should hold {best['admits_5427']} such requests under {best['runtime']}, {base['admits_5427']} under native"
 
 
+def budgets(done: Sequence[Row]) -> list[str]:
+    """Policies that did not do what was asked of them."""
+    said = []
+    for group in grouped(r for r in done if r["kept"] is not None):
+        row = group[0]
+        name = label(row, ["policy", "option", "budget"])
+        if not row["evictions"]:
+            said.append(f"{name}: nothing was evicted; the budget is no less than the requests, or the policy does not keep to it.")
+        elif not 0.45 <= row["kept"] <= 1.02:
+            said.append(f"Attention: {name} keeps {row['kept']:.2f} times its budget.")
+    return said
+
+
 def agreement(done: Sequence[Row]) -> list[str]:
     """Did the runtimes of each group evict the same tokens and generate the same ones? They must."""
     groups = [g for g in grouped(r for r in done if r["runtime"] != "native" and not r["cut_short"]) if len({r["runtime"] for r in g}) > 1]
@@ -63,7 +80,9 @@ def caveats(rows: Sequence[Row]) -> list[str]:
     if any(r["weights"] == "dummy" for r in rows):
         notes.append("dummy weights: random values, so nothing here says how good the text is")
     if any(r["device"] == "cpu" for r in rows):
-        notes.append("CPU timing: compare ratios only")
+        notes.append("CPU timing, one run a job: only large ratios mean anything")
+    if judged := [r["judged"] for r in rows if r["judged"] is not None]:
+        notes.append(f"quality is judged on {min(judged)} tokens: small differences are chance")
     if any(r["device"] == "cuda" for r in rows):
         notes.append("model, policy, table, plan and copy ms are the host's, not the device's")
     return notes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import time
 from collections.abc import Mapping
@@ -54,8 +53,14 @@ def make_plan(axes: Mapping[str, list[Value]], policies: Mapping[str, PolicyFact
         job = Job.from_flat(kept | {"policy_sha256": facts.sha256})
         jobs.setdefault(job.id, job)
     sweep: dict[str, Any] = {field_name(key): axes[key][0] for key in SWEEP_KEYS if key != "dir"}
-    sweep["name"] = sweep["name"] or "-".join(Path(str(p).partition(":")[0]).stem for p in axes["policy"][:4])
+    sweep["name"] = sweep["name"] or _name([str(p) for p in axes["policy"]])
     return Plan(tuple(jobs.values()), {k: v for k, v in axes.items() if len(v) > 1}, tuple(notes), **sweep)
+
+
+def _name(policies: list[str]) -> str:
+    """Of a sweep: its first policies, a class where one is named."""
+    short = [p.rpartition(":")[2] if ":" in p else Path(p).stem for p in policies]
+    return "-".join(short[:4]) + ("-etc" if len(short) > 4 else "")
 
 
 def check_options(axes: Mapping[str, list[Value]], policies: Mapping[str, PolicyFacts]) -> list[str]:
@@ -90,16 +95,17 @@ def make_folder(wanted: str | None, name: str) -> Path:
         stem = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}"
         parent = Path("outputs").absolute()
         parent.mkdir(parents=True, exist_ok=True)
-        for number in itertools.count(1):
+        number = 1
+        while True:
             folder = parent / (stem if number == 1 else f"{stem}-{number}")
             try:
                 folder.mkdir()  # fails if another sweep of the same second has it
+                break
             except FileExistsError:
-                continue
-            (folder / "jobs").mkdir()
-            return folder
+                number += 1
+        (folder / "jobs").mkdir()
+        return folder
     except OSError as error:
         raise UsageError(
             f"dir={wanted or 'outputs'}: {error.strerror} ({error.filename}); name a folder that can be written, dir=PATH"
         ) from error
-    raise AssertionError(os.fspath(Path.cwd()))

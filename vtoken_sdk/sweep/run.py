@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, cast
 
 from omegaconf import OmegaConf
@@ -15,7 +16,7 @@ from omegaconf import OmegaConf
 from vtoken_sdk.metrics import Row, latency_row, step_row
 from vtoken_sdk.quality import evaluate
 from vtoken_sdk.registry import load_policy, policy_source
-from vtoken_sdk.runtime import Engine, RequestOutput, SamplingParams, StepRecord, look_ahead
+from vtoken_sdk.runtime import Engine, EngineConfig, RequestOutput, SamplingParams, StepRecord, look_ahead
 from vtoken_sdk.runtime.model_loader import load_model
 from vtoken_sdk.tracking.files import JobFolder, read_json, write_json, write_parquet
 
@@ -59,7 +60,6 @@ def _run(folder: JobFolder) -> None:
     engine = Engine(model, config, policy)
     records, outputs = serve(engine, job, folder)
     row: Row = {
-        **{name: getattr(config, name) for name in ("granularity",) if policy is not None},
         "weights": model.weights,
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": model.device.type,
@@ -69,6 +69,7 @@ def _run(folder: JobFolder) -> None:
         "output_tokens": sum(len(o.token_ids) for o in outputs),
         "concurrency_peak": engine.concurrency_peak,
         **{f"admits_{blocks}": engine.admits(job.ctx, job.output_tokens, blocks) for blocks in POOLS},
+        "kept": kept(config, outputs) if policy is not None else None,
         "cut_short": sum(o.finish_reason == "capacity" for o in outputs),
         **step_row(records, evicts=policy is not None, compacts=config.compacts),
         **latency_row(outputs),
@@ -123,6 +124,16 @@ def serve(engine: Engine, job: Job, folder: JobFolder) -> tuple[list[StepRecord]
     if errors:
         raise JobFailed("\n".join(errors))
     return records, outputs
+
+
+def kept(config: EngineConfig, outputs: Sequence[RequestOutput]) -> float:
+    """Live tokens after a request's last eviction (its prompt, if nothing was evicted) against its budget, mean over the requests."""
+    shares = []
+    for output in outputs:
+        length = output.evictions[-1].length if output.evictions else output.prompt_tokens
+        live = length - sum(len(e.ids) for e in output.evictions)
+        shares.append(live / config.budget_of(output.prompt_tokens))
+    return fmean(shares)
 
 
 def steps_table(records: Sequence[StepRecord]) -> Any:

@@ -34,6 +34,7 @@ from .results import job_names, rows_of, write_report, write_results
 from .settings import KEYS, UsageError, axes_of, check_keys, flatten, shipped_text
 
 FAILED, INTERRUPTED = 3, 130
+WIDE = 200  # characters
 
 
 def options_of(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
@@ -56,7 +57,8 @@ def sweep(config: DictConfig, overrides: Sequence[str], launcher: Launcher) -> i
     """Returns 0, 3 (some jobs failed or are missing) or 130 (interrupted). Raises UsageError before anything has run."""
     axes = axes_of(options_of(config, overrides))
     check_names(str(spec) for spec in axes["policy"])
-    console = _Console()
+    # Piped, there is no screen to fit: one wide table is easier to read, and to cut.
+    console = _Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE)
     with _busy(console, "planning"):
         plan = isolate.call(plan_sweep, axes)
     folder = make_folder(cast(str | None, axes["dir"][0]), plan.name)
@@ -110,9 +112,12 @@ def _write_plan(folder: Path, plan: Plan) -> None:
 
 def _run(console: Console, folder: Path, plan: Plan, launcher: Launcher) -> int:
     todo = [job for job in plan.jobs if not JobFolder(folder / "jobs" / job.id).done]
-    console.print(
-        f"{len(plan.jobs)} jobs, {len(plan.jobs) - len(todo)} already done, {len(todo)} to run in {_short(folder)}", highlight=False
-    )
+    done = len(plan.jobs) - len(todo)
+    console.print(f"{_count(len(plan.jobs), 'job')}, {done} already done, {len(todo)} to run in {_short(folder)}", highlight=False)
+    others = sum(path.is_dir() for path in (folder / "jobs").iterdir()) - len(plan.jobs)
+    if others:
+        said = f"{_short(folder)}/jobs has {_count(others, 'job')} of another command or an edited policy, not in these results"
+        console.print(f"Note: {said}", highlight=False, markup=False)
     for note in plan.notes:
         console.print(f"Note: {note}", highlight=False, markup=False)
     tracker = (
@@ -161,6 +166,10 @@ def _written(what: str, path: Path, write: Callable[[Path, Sequence[Row]], None]
     except OSError as error:
         return f"{path.name} could not be written: {error}", False
     return f"{what}: {_short(path)}", True
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'s' * (n != 1)}"
 
 
 def _resume(folder: Path) -> str:
