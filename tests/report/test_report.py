@@ -207,3 +207,12 @@ def test_thinning_keeps_peaks_and_ends() -> None:
     assert len(few_x) <= POINTS + 2
     assert np.nanmax(few_y) == 9.0
     assert (few_x[0], few_x[-1]) == (0, 99_999)
+
+
+def test_a_policy_that_ignores_its_budget_is_told_of() -> None:
+    greedy, idle, fair = (row("vtoken", name, kept=kept, evictions=n) for name, kept, n in (("a", 1.4, 9), ("b", 2.0, 0), ("c", 1.0, 9)))
+    said = " ".join(verdict([greedy, idle, fair]))
+    assert "Attention: a, budget=0.5 keeps 1.40 times its budget." in said
+    assert "b, budget=0.5: nothing was evicted" in said
+    assert "c, budget=0.5 keeps" not in said
+    assert "nothing was evicted" not in " ".join(verdict([fair]))

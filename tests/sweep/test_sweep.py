@@ -99,7 +99,9 @@ def test_a_half_written_job_and_an_edited_policy_are_run_again(vtoken_sweep: Swe
     (native / "result.json").write_text((native / "result.json").read_text()[:100])
     assert "2 jobs, 1 already done, 1 to run" in vtoken_sweep(*args).out
     write_policy("mine", "x = 1")
-    assert "2 jobs, 1 already done, 1 to run" in vtoken_sweep(*args).out
+    edited = vtoken_sweep(*args).out
+    assert "2 jobs, 1 already done, 1 to run" in edited
+    assert "out/jobs has 1 job of another command or an edited policy, not in these results" in edited
     assert [row["status"] for row in results("out")] == ["done"] * 2
 
 
@@ -134,6 +136,8 @@ def test_a_failed_job_is_a_row_and_loses_no_other(vtoken_sweep: Sweep) -> None:
         assert f"failed: naive, ./{name}.py" in done.out.replace("\n", " ")
     assert "Segmentation fault" in (Path("out/jobs") / rows["crashes"]["job"] / "error.txt").read_text()
     assert "raises.py" in rows["raises"]["error"]
+    log = (Path("out/jobs") / rows["raises"]["job"] / "log.txt").read_text()
+    assert "Traceback" in log and "raise ValueError('my own fault')" in log
     assert rows["raises"]["job"] in Path("out/report.html").read_text()
 
 
