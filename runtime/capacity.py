@@ -10,8 +10,13 @@ def _ceil(tokens: int, block_size: int) -> int:
 
 
 def reuses_dead_slots(config: EngineConfig, evicts: bool) -> bool:
-    """Does the runtime promise that space of dead tokens serves again, whatever the victims' pattern?"""
-    return evicts and config.runtime in ("refill", "vtoken", "page1")
+    """Does the runtime promise that space of dead tokens serves again, whatever the victims' pattern?
+
+    `fresh` needs free blocks to work with, a threshold leaves fuller blocks as they are, and dead slots of shared blocks are not refilled.
+    """
+    if config.runtime == "vtoken":
+        return evicts and config.reclaim.packing == "fill" and config.reclaim.threshold == 1
+    return evicts and (config.runtime == "page1" or (config.runtime == "refill" and not config.prefix_cache))
 
 
 def peak_blocks(config: EngineConfig, prompt: int, total: int, evicts: bool) -> int:
@@ -23,7 +28,7 @@ def peak_blocks(config: EngineConfig, prompt: int, total: int, evicts: bool) -> 
     most = prompt
     if reuses_dead_slots(config, evicts) and config.evict.prefill == "chunk":
         # If the pool is short, a step waits until what the last chunk's eviction killed is compacted.
-        most = min(prompt, config.budget_of(prompt) + config.chunk)
+        most = min(prompt, config.budget_of(prompt) + config.chunk + (config.reclaim.slack if config.compacts else 0))
     return min(_ceil(most, size) + 1, _ceil(total, size))
 
 

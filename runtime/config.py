@@ -13,6 +13,7 @@ Granularity = Literal["token", "layer", "head"]
 
 RUNTIMES: tuple[str, ...] = get_args(RuntimeName)
 BLOCK_SIZES = (1, 8, 16, 32, 64)
+MAX_TOKENS = 2**31 - 1  # token ids are int32
 PREFIX_UNIT = 16  # tokens hashed together, whatever the block size; a larger block is its own unit
 
 
@@ -36,6 +37,8 @@ def check_budget(budget: object, key: str = "budget") -> float | int:
         raise ConfigError(f"{key}={budget!r}: use a ratio of the prompt (0 < x <= 1) or a whole number of tokens (>= 1)")
     if isinstance(budget, int) and budget < 1:
         raise ConfigError(f"{key}={budget!r}: a number of tokens is at least 1")
+    if budget > MAX_TOKENS:
+        raise ConfigError(f"{key}={budget!r}: more tokens than any request has; use at most {MAX_TOKENS}")
     if isinstance(budget, float) and not 0 < budget <= 1:
         raise ConfigError(f"{key}={budget!r}: a ratio of the prompt is above 0 and at most 1; for tokens write a whole number")
     return budget

@@ -6,6 +6,7 @@ step n - lag. See `Worker` for the operations and `Scheduler` for who runs.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections import deque
@@ -24,7 +25,7 @@ from .compaction import Compaction
 from .config import ConfigError, EngineConfig
 from .detokenizer import Detokenizer
 from .eviction import Evictor, eviction_log
-from .intake import refuse_bad_request, refuse_too_big
+from .intake import as_token_ids, refuse_bad_request, refuse_too_big
 from .model_adapter import ModelAdapter
 from .prefix_index import prefix_keys
 from .prefixes import Prefixes
@@ -76,8 +77,10 @@ class Engine:
         """Queue a request; returns its id. Raises RequestRejected if it can never run here; nothing changes then."""
         params = params or SamplingParams()
         number = self._submitted
-        name = request_id if request_id is not None else f"request-{number}"
-        prompt = list(prompt)
+        name = request_id if request_id is not None else self._free_name()
+        if name in self.outputs:
+            raise RequestRejected(f"request_id={name!r}: already taken; choose another")
+        prompt = as_token_ids(name, prompt)
         self._refuse(name, prompt, params)
         self._submitted += 1
         output = RequestOutput(name, len(prompt), arrival_s=self._now(), text="" if self.model.tokenizer else None)
@@ -91,8 +94,6 @@ class Engine:
         return name
 
     def _refuse(self, name: str, prompt: list[int], params: SamplingParams) -> None:
-        if name in self.outputs:
-            raise RequestRejected(f"request_id={name!r}: already taken; choose another")
         refuse_bad_request(name, prompt, params, self.model)
         if self.reads_future and params.future is None:
             raise RequestRejected(
@@ -101,6 +102,9 @@ class Engine:
             )
         peak = peak_blocks(self.config, len(prompt), len(prompt) + params.max_tokens - 1, self.policy is not None)
         refuse_too_big(name, peak, self.config)
+
+    def _free_name(self) -> str:
+        return next(name for i in itertools.count(self._submitted) if (name := f"request-{i}") not in self.outputs)
 
     def abort(self, request_id: str) -> None:
         """End a request now; what it has generated stays in its output. Unknown or finished ids raise KeyError."""
@@ -130,7 +134,8 @@ class Engine:
         if len(each) != len(prompts):
             raise ValueError(f"params: {len(each)} for {len(prompts)} prompts; give one for all, or one each")
         for i, (prompt, p) in enumerate(zip(prompts, each, strict=True)):  # before any is queued
-            self._refuse(f"request-{self._submitted + i}", list(prompt), p or SamplingParams())
+            name = f"request-{self._submitted + i}"
+            self._refuse(name, as_token_ids(name, prompt), p or SamplingParams())
         names = [self.add_request(prompt, p) for prompt, p in zip(prompts, each, strict=True)]
         for _ in self.run():
             pass
@@ -156,6 +161,8 @@ class Engine:
         if not self._sequences and not released:
             return self._take_known()
         decode, prefill = self._schedule()
+        if not decode and not prefill:
+            self.compaction.settle(self.steps)  # what is in flight may hold the rows that others wait for
         self._launch(decode, prefill)
         self.compaction.plan_if_worth_it(self.steps, self._last)
         flight.plans = self.compaction.plans - plans
@@ -207,7 +214,12 @@ class Engine:
                 flight.ran.append((seq.held_row, seq, samples))
                 self.prefixes.enter(seq)
         again = [s for s in prefill if s not in learning]
-        self._fail(self.evictor.after_step(learning, again, counts, masses, width))
+        failed = self.evictor.after_step(learning, again, counts, masses, width)
+        for seq in learning:
+            if seq.held_row in failed:
+                seq.failed = True
+                self.worker.freeze(seq.held_row)
+                flight.failed.append((seq, self._blame(seq, failed[seq.held_row], flight.step)))
 
     def _keep(self, seqs: list[Sequence], logits: Tensor | None, mass: Tensor | None) -> None:
         for i, seq in enumerate(seqs):
@@ -304,9 +316,13 @@ class Engine:
                     seq, "error", f"request {seq.id}, step {flight.step}: {where} gave numbers that are not finite ({self.model.dtype})"
                 )
             elif flight.row(row, "bad_answer"):
-                self._fail({row: PolicyError("evict_lowest was given a NaN score for a live token")}, {row: seq}, flight.step)
+                error = PolicyError("evict_lowest was given a NaN score for a live token")
+                self._finish(seq, "error", self._blame(seq, error, flight.step))
             elif samples and flight.row(row, "ran"):
                 self._append_token(seq, flight.row(row, "token"), stopped=bool(flight.row(row, "stopped")), now=now)
+        for seq, message in flight.failed:
+            if not seq.finished:
+                self._finish(seq, "error", message)
         self._known.append(flight.as_step_record(self.worker.table.block_size, self.worker.cache.bytes_per_token, now))
 
     def _append_token(self, seq: Sequence, token: int, *, stopped: bool, now: float) -> None:
@@ -328,8 +344,7 @@ class Engine:
         if seq.params.logits:
             output.logits = torch.stack(seq.logits[: len(output.token_ids)]) if output.token_ids else None
         if seq.params.record:  # steps launched after an end token ran nothing
-            stored = output.prompt_tokens + max(0, len(output.token_ids) - 1)
-            kept = [step for step in seq.recorded if step[0] <= stored]
+            kept = [step for step in seq.recorded if step[0] <= self._stored(output)]
             output.recording = Recording.from_steps(*([step[part] for step in kept] for part in range(3)))
         if seq.detokenizer is not None:
             output.text = seq.detokenizer.finish()
@@ -338,19 +353,16 @@ class Engine:
             if seq in self.scheduler.waiting:
                 self.scheduler.waiting.remove(seq)
                 if seq.saved is not None:
-                    output.evictions = eviction_log(seq.saved.died_at.cpu())
+                    output.evictions = eviction_log(seq.saved.died_at.cpu(), self._stored(output))
         else:
             self.worker.freeze(seq.row)
 
-    def _fail(self, failed: dict[int, PolicyError], seqs: dict[int, Sequence] | None = None, step: int | None = None) -> None:
-        by_row = seqs if seqs is not None else {s.held_row: s for s in self.scheduler.running}
-        for row, error in failed.items():
-            named = PolicyError(
-                str(error), policy=type(self.policy).__name__, request=by_row[row].id, step=self.steps if step is None else step
-            )
-            if error.__cause__ is not None:
-                LOG.error("%s", named, exc_info=error.__cause__)
-            self._finish(by_row[row], "error", str(named))
+    def _blame(self, seq: Sequence, error: PolicyError, step: int) -> str:
+        """What the request's output will say."""
+        named = PolicyError(str(error), policy=type(self.policy).__name__, request=seq.id, step=step)
+        if error.__cause__ is not None:
+            LOG.error("%s", named, exc_info=error.__cause__)
+        return str(named)
 
     def _release(self) -> bool:
         """Give back the rows of requests that ended, or whose last step is launched; not while a plan moves their tokens."""
@@ -360,11 +372,16 @@ class Engine:
             return False
         with self.worker.watch.part("table"):
             for seq in gone:
-                seq.output.evictions = eviction_log(self.worker.eviction_log(seq))
+                seq.output.evictions = eviction_log(self.worker.eviction_log(seq), self._stored(seq.output))
             self.worker.release([seq.held_row for seq in gone])
         for seq in gone:
             self.scheduler.stop(seq)
         return True
+
+    @staticmethod
+    def _stored(output: RequestOutput) -> int:
+        """Tokens whose keys and values the known tokens of a request came from; later steps may have run before it ended."""
+        return output.prompt_tokens + max(0, len(output.token_ids) - 1)
 
     # -- books ----------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ from vtoken_sdk.policy import PolicyError
 
 from .request import Eviction
 from .sequence import Sequence
-from .token_table import NEVER
 from .worker import Worker
 
 
@@ -80,9 +79,9 @@ def _count(seqs: Seq[Sequence]) -> None:
         seq.evictions += 1
 
 
-def eviction_log(died_at: Tensor) -> list[Eviction]:
-    """int32 [tokens] on the host, the length at which each died -> the eviction log, ascending."""
-    ids = (died_at != NEVER).nonzero().flatten()
+def eviction_log(died_at: Tensor, length: int) -> list[Eviction]:
+    """int32 [tokens] on the host, the length at which each died -> the eviction log up to this length, ascending."""
+    ids = (died_at[:length] <= length).nonzero().flatten()
     log: dict[int, list[int]] = {}
     for token, length in zip(ids.tolist(), died_at[ids].tolist(), strict=True):
         log.setdefault(length, []).append(token)

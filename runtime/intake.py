@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from .config import EngineConfig
@@ -9,6 +10,14 @@ from .request import RequestRejected, SamplingParams
 
 if TYPE_CHECKING:
     from .model_loader import LoadedModel
+
+
+def as_token_ids(name: str, prompt: Iterable[int]) -> list[int]:
+    """Raises RequestRejected for what holds no ids at all."""
+    try:
+        return list(prompt)
+    except TypeError:
+        raise RequestRejected(f"{name}: prompt={prompt!r}; give a list of token ids") from None
 
 
 def refuse_bad_request(name: str, prompt: list[int], params: SamplingParams, model: LoadedModel) -> None:

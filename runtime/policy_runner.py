@@ -77,7 +77,8 @@ class PolicyRunner:
             view = self._view(index_rows[index], width, writable=True)
             mass = None if attention is None else attention[index][:, None]
             self.policy.sync_new_tokens(view, NewTokens(count[index][:, None, None], mass))
-            known = view.positions < view.length  # a new id starts from zero, whatever the policy wrote there
+            length = self.table.length[index_rows[index], None, None]  # not the view's: a policy may have written there
+            known = torch.arange(width, device=length.device) < length  # a new id starts from zero, whatever the policy wrote there
             for name, value in view.state.tensors.items():
                 self._store(name)[index_rows[index], :, :width] = value.masked_fill(~known, 0)
 
@@ -93,8 +94,8 @@ class PolicyRunner:
             view = self._view(index_rows[index], width, writable=False)
             answer = self.policy.evict_token(view)
             self._check_answer(answer, view)
-            newest = view.positions == view.length - 1
-            kill[index] = (answer & view.live & ~newest)[:, 0]
+            newest = self.table.length[index_rows[index], None] - 1  # not the view's: a policy may have written there
+            kill[index] = answer[:, 0] & (torch.arange(width, device=newest.device) != newest)
             assert view._bad is not None
             self.bad[index_rows[index]] |= view._bad
 

@@ -44,7 +44,7 @@ class Prefixes:
     def _longest_hit(self, seq: Sequence) -> int:
         """Units of a prompt that a prefix hit may cover, so that the policy sees and evicts what it would have without the hit."""
         runner, window = self.worker.runner, self.worker.model.death_window
-        if seq.replay_until or seq.params.record or (runner is not None and runner.reads_attention):
+        if seq.replay_until or seq.params.record or (runner is not None and runner.learns):
             return 0
         limit = len(seq.prompt) - 1
         if runner is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,6 +12,7 @@ from .config import ConfigError
 from .recording import Recording
 
 FinishReason = Literal["stop", "length", "capacity", "abort", "error"]
+LARGEST = sys.float_info.max
 MAX_SEED = 2**63 - 1  # of a request; it travels in an int64
 
 
@@ -47,6 +48,15 @@ class SamplingParams:
     future: Recording | None = None
 
     def __post_init__(self) -> None:
+        for name in ("forced", "stop_token_ids", "stop"):
+            value = getattr(self, name)
+            if isinstance(value, list):
+                object.__setattr__(self, name, tuple(value))
+            elif not isinstance(value, tuple) and not (name == "forced" and value is None):
+                raise ConfigError(f"{name}={value!r}: use a tuple")
+        for name in ("ignore_eos", "logits", "record"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}={getattr(self, name)!r}: use True or False")
         if self.forced is not None:
             if not self.forced:
                 raise ConfigError("forced=(): give at least one token id, or None")
@@ -61,7 +71,7 @@ class SamplingParams:
             raise ConfigError(f"top_p={self.top_p!r}: use 0 < x <= 1 (1 is off)")
         if self.seed is not None and not (_is_whole(self.seed) and 0 <= self.seed <= MAX_SEED):
             raise ConfigError(f"seed={self.seed!r}: use a whole number from 0 to {MAX_SEED}, or None")
-        if isinstance(self.stop, str) or not all(isinstance(s, str) and s for s in self.stop):
+        if not all(isinstance(s, str) and s for s in self.stop):
             raise ConfigError(f"stop={self.stop!r}: use a tuple of strings, none of them empty")
 
 
@@ -70,7 +80,7 @@ def _is_whole(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class Scheduler:
 
     def runnable(self) -> tuple[list[Sequence], list[Sequence]]:
         """Requests that decode in this step, and those that prefill a chunk."""
-        alive = [s for s in self.running if not s.finished and not s.launched_all]
+        alive = [s for s in self.running if not (s.finished or s.failed or s.launched_all)]
         prefill = [s for s in alive if s.prefilling]
         return [s for s in alive if not s.prefilling], prefill[: self.config.prefill_chunks]
 

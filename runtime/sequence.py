@@ -30,6 +30,7 @@ class Sequence:
     replay_until: tokens before this one were run before a preemption; they are recomputed under the eviction log, unseen by the
     policy. decoded: decode steps launched. evictions: launched so far, fruitless: as many of them as a plan found nothing to move for.
     recorded: (length, attention fp32 [length], key norms fp32 [new]) of each step, where they are kept.
+    failed: its policy did, in a launched step; whether the request had stopped before, the device knows.
     number: order of submission, which is also the order of precedence.
     """
 
@@ -49,6 +50,7 @@ class Sequence:
     fruitless: int = 0
     saved: Saved | None = None
     finished: bool = False
+    failed: bool = False
     logits: list[Tensor] = field(default_factory=list)
     recorded: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)

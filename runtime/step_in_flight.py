@@ -18,10 +18,11 @@ POOL_FIELDS = ("free", "evicted", "moves", "freed", "held_distinct", "live_disti
 
 @dataclass
 class StepInFlight:
-    """A launched step. ran: (row, request, whether it samples a token). times: host ms by part."""
+    """A launched step. ran: (row, request, whether it samples a token). failed: requests whose policy did. times: host ms by part."""
 
     step: int
     ran: list[tuple[int, Sequence, bool]] = field(default_factory=list)
+    failed: list[tuple[Sequence, str]] = field(default_factory=list)
     prefill_tokens: int = 0
     running: int = 0
     waiting: int = 0

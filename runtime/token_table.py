@@ -131,9 +131,9 @@ class TokenTable:
         held = torch.where(dead.view_as(closed), closed, held.view_as(closed))
         return kill.sum(), self._settle(rows, slot, held)
 
-    def apply_logged_deaths(self, rows: Tensor) -> None:
-        """Kill what the eviction log says is dead by now: for a row that is being recomputed."""
-        self.evict_token(rows, self.died_at[rows] <= self.length[rows, None])
+    def apply_logged_deaths(self, rows: Tensor) -> Tensor:
+        """Kill what the eviction log says is dead by now: for rows that are being recomputed. Returns the blocks that became free."""
+        return self.evict_token(rows, self.died_at[rows] <= self.length[rows, None])[1]
 
     def adopt(self, row: Tensor, ids: Tensor) -> None:
         """Give an empty row the shared blocks ids, int64 [k], as tokens 0 .. k * S - 1. row: int64 [1]."""

@@ -187,7 +187,7 @@ class Worker:
         self.main_operation()
 
     def apply_logged_deaths(self, seq: Sequence) -> None:
-        self.table.apply_logged_deaths(self._rows([seq.held_row]))
+        self._freed = self._freed + self.table.apply_logged_deaths(self._rows([seq.held_row]))
         self.main_operation()
 
     def evict_out_of_window(self, seqs: Seq[Sequence], width: int) -> None:
@@ -196,7 +196,8 @@ class Worker:
         assert window is not None
         rows = self._rows([seq.held_row for seq in seqs])
         ids = torch.arange(width, device=rows.device)
-        self.evict_token(seqs, ids <= self.table.length[rows][:, None] - window)
+        ran = self._ran[rows][:, None] > 0  # a row that has stopped keeps what it has
+        self.evict_token(seqs, ran & (ids <= self.table.length[rows][:, None] - window))
 
     def publish(self) -> None:
         """Apply the plan in flight. Raises ReclaimError if its copies failed."""

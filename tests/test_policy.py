@@ -290,3 +290,15 @@ def test_a_broadcast_value_can_be_added_to() -> None:
     state["seen"] = torch.ones(2, 1, 1)
     state["seen"] += torch.arange(5)
     assert state["seen"][0, 0].tolist() == [1, 2, 3, 4, 5]
+
+
+def test_scores_of_any_size_keep_their_order() -> None:
+    cache = view(torch.ones(1, 1, 4, dtype=torch.bool), [4], [2])
+    big = torch.tensor([3e38, 2e38, 1.9e38, 0.0])
+    assert cache.evict_lowest(big).flatten().tolist() == [False, True, True, False]
+
+
+@pytest.mark.parametrize("keep", [2**62, 2**63 - 1])
+def test_more_to_keep_than_there_is_means_the_budget(keep: int) -> None:
+    cache = view(torch.ones(1, 1, 60, dtype=torch.bool), [60], [20])
+    assert int(cache.evict_lowest(cache.positions, keep=torch.tensor(keep).view(1, 1, 1)).sum()) == 40

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 Need = Literal["attention", "queries", "future"]
+MOST = 2**31 - 1  # tokens: ids are int32 in the runtime
 NEEDS: frozenset[str] = frozenset(get_args(Need))
 
 
@@ -228,8 +229,9 @@ class CacheView:
             G * budget is scaled down to it (what is beyond 1 each, floor).
         """
         n_groups = self.live.shape[1]
-        keep = (self.budget if keep is None else keep).clamp(min=1).expand(-1, n_groups, -1)
-        cap, total = self.budget * n_groups, keep.sum(1, keepdim=True)
+        cap = self.budget * n_groups
+        keep = (self.budget if keep is None else keep).clamp(1, MOST).expand(-1, n_groups, -1)
+        total = keep.sum(1, keepdim=True)
         scaled = 1 + (keep - 1) * (cap - n_groups) // (total - n_groups).clamp(min=1)
         keep = torch.where(total > cap, scaled, keep)
         score = score.float().expand(self.live.shape)
@@ -241,8 +243,8 @@ class CacheView:
         protected = (self.positions < first) | (self.positions >= self.length - last)
         newest = self.positions == self.length - 1
         big = torch.finfo(torch.float32).max
-        # Protected tokens rank above +inf of the policy's own; the dead rank below everything.
-        score = score.nan_to_num(nan=0.0, posinf=big / 2, neginf=-big / 2).clamp(-big / 2, big / 2)
+        # Halved, finite scores leave room for the policy's own +inf, and above it for protected tokens; the dead rank below everything.
+        score = (score * 0.5).nan_to_num(nan=0.0, posinf=big * 0.75, neginf=-big * 0.75)
         score = score.masked_fill(protected, big).masked_fill(newest, torch.inf).masked_fill(~self.live, -torch.inf)
         order = score.argsort(dim=-1, stable=True)
         rank = torch.empty_like(order).scatter_(-1, order, self.positions.expand_as(order).contiguous())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from vtoken_sdk.policy import CacheView
+from vtoken_sdk.policy import CacheView, EvictionPolicy
 from vtoken_sdk.runtime import EngineConfig, EvictOptions, SamplingParams
 
 from .oracles import drive, make_engine, prompt, small
@@ -88,3 +90,47 @@ def test_learning_that_raises_is_blamed_on_the_request_too() -> None:
     assert [o.finish_reason for o in done.outputs] == ["length", "error", "length", "length"]
     assert done.outputs[1].error is not None
     assert "ValueError" in done.outputs[1].error
+
+
+@dataclass
+class Fussy(EvictionPolicy):
+    """Raises at any length at which it should not be asked."""
+
+    def evict_token(self, cache: CacheView) -> Tensor:
+        if ((cache.length - 45) % 4 != 0).any():
+            raise ValueError("asked about a row that had stopped")
+        return cache.evict_lowest(cache.positions)
+
+
+@pytest.mark.parametrize("lag", [1, 2, 4])
+def test_a_request_that_has_stopped_is_not_blamed(lag: int) -> None:
+    """The host launches steps for it that do not run; the policy is asked about them."""
+    config = EngineConfig(pool_blocks=20, budget=20, evict=EvictOptions("end", 4), lag=lag)
+    engine = make_engine(small().served, config, Fussy())
+    stop = engine.generate([prompt(3, 45)], SamplingParams(max_tokens=3))[0].token_ids[-1]
+    stopped = engine.generate([prompt(3, 45)], SamplingParams(max_tokens=20, stop_token_ids=(stop,)))[0]
+    assert (stopped.finish_reason, len(stopped.token_ids)) == ("stop", 3)
+    assert engine.worker.pool.n_free() == 20
+
+
+@pytest.mark.parametrize("lag", [1, 3])
+def test_a_failed_request_keeps_the_tokens_that_came_before(lag: int) -> None:
+    config = EngineConfig(pool_blocks=20, budget=20, evict=EvictOptions("end", 3), lag=lag)
+    failed = make_engine(small().served, config, Fussy()).generate([prompt(3, 45)], SamplingParams(max_tokens=20))[0]
+    assert (failed.finish_reason, len(failed.token_ids)) == ("error", 4)  # the prompt's, and of three steps until the policy was asked
+
+
+@dataclass
+class Scribbler(EvictionPolicy):
+    """Writes into what it was given."""
+
+    def evict_token(self, cache: CacheView) -> Tensor:
+        cache.length.sub_(30)
+        cache.live.fill_(True)
+        return torch.ones_like(cache.live)
+
+
+def test_a_policy_that_writes_into_its_view_cannot_kill_the_newest_token() -> None:
+    engine = make_engine(small().served, EngineConfig(pool_blocks=20, budget=20), Scribbler())
+    output = engine.generate([prompt(3, 60)], SamplingParams(max_tokens=8))[0]
+    assert output.evictions[0].ids == tuple(range(59))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from vtoken_sdk.policies.h2o import H2O
 from vtoken_sdk.policies.random import Random
 from vtoken_sdk.policies.scissorhands import Scissorhands
 from vtoken_sdk.policies.streaming_llm import StreamingLLM
-from vtoken_sdk.policy import EvictionPolicy
+from vtoken_sdk.policy import CacheView, EvictionPolicy, NewTokens
 from vtoken_sdk.runtime import Engine, EngineConfig, EvictOptions, ReclaimOptions, RequestOutput, SamplingParams
 
 from .oracles import Run, assert_close, copy_some, drive, make_engine, masked_logits, prompt, small, step_audited
@@ -162,3 +164,25 @@ def test_without_the_cache_nothing_is_shared() -> None:
     one = engine(None, prefix_cache=False)
     assert [o.prefix_hit_tokens for o in staggered(one, [0, 1], 6).values()] == [0, 0]
     assert one.worker.index is None
+
+
+@dataclass
+class Counts(EvictionPolicy):
+    """Learns from every step, and reads no attention."""
+
+    def sync_new_tokens(self, cache: CacheView, new: NewTokens) -> None:
+        cache.state["steps"] += new.count.float()
+
+    def evict_token(self, cache: CacheView) -> Tensor:
+        return cache.evict_lowest(-cache.state["steps"].sin())
+
+
+def test_a_policy_that_learns_from_every_step_misses_none() -> None:
+    logs = []
+    for cached in (False, True):
+        config = EngineConfig(prefix_cache=cached, pool_blocks=60, chunk=8, budget=20)
+        engine = make_engine(small().served, config, Counts())
+        first, second = (engine.generate([prompt(1, 60)], SamplingParams(max_tokens=20))[0] for _ in range(2))
+        assert first.evictions == second.evictions
+        logs.append(first.evictions)
+    assert logs[0] == logs[1]

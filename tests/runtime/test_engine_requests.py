@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from vtoken_sdk.policies.h2o import H2O
 from vtoken_sdk.policies.random import Random
@@ -231,3 +232,53 @@ def test_an_aborted_request_that_was_preempted_keeps_its_log() -> None:
     assert [e.length for e in one.outputs[gone].evictions] == [30]
     assert {one.outputs[n].finish_reason for n in names if n != gone} == {"length"}
     Run(one, [], []).assert_whole()
+
+
+@pytest.mark.parametrize("lag", [1, 4])
+def test_the_log_of_an_aborted_request_speaks_of_its_known_tokens(lag: int) -> None:
+    one = engine(Random(), pool_blocks=20, budget=1, evict=EvictOptions("end", 1), lag=lag)
+    name = one.add_request(prompt(1, 20), SamplingParams(max_tokens=30))
+    for _ in range(9):
+        step_audited(one)
+    one.abort(name)
+    while one.has_work:
+        step_audited(one)
+    output = one.outputs[name]
+    stored = 20 + len(output.token_ids) - 1
+    assert output.evictions[-1].length == stored
+    assert all(token < stored for e in output.evictions for token in e.ids)
+
+
+def test_names_that_a_user_chose_are_passed_over() -> None:
+    one = engine(pool_blocks=20)
+    one.add_request([1], request_id="request-1")
+    assert [one.add_request([1]) for _ in range(2)] == ["request-2", "request-3"]
+    assert len(one.generate([[1], [2]])) == 2
+
+
+def test_a_plan_that_is_published_late_keeps_nobody_waiting() -> None:
+    options = {"pool_blocks": 20, "max_running": 1, "budget": 0.5, "reclaim": ReclaimOptions(publish_after=500)}
+    one = engine(Random(), **options, evict=EvictOptions("end", 1))
+    for i in range(2):
+        one.add_request(prompt(i, 14), SamplingParams(max_tokens=10))
+    while one.has_work:
+        step_audited(one)
+    assert one.steps < 50
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[("temperature", 10**400), ("forced", 5), ("forced", torch.tensor([1, 2])), ("stop_token_ids", 5), ("stop_token_ids", None)],
+        *[("stop", None), ("stop", "text"), ("logits", "no"), ("ignore_eos", 1)],
+    ],
+)
+def test_params_of_the_wrong_kind_are_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^{field}="):
+        SamplingParams(**{field: value})
+
+
+@pytest.mark.parametrize("ids", [None, 7])
+def test_a_prompt_that_holds_no_ids_is_refused(ids: Any) -> None:
+    with pytest.raises(RequestRejected, match="prompt="):
+        engine(pool_blocks=20).add_request(ids)

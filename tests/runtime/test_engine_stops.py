@@ -8,7 +8,7 @@ import torch
 from vtoken_sdk.runtime import Engine, EngineConfig, SamplingParams
 from vtoken_sdk.runtime.model_loader import LoadedModel
 
-from .oracles import SMALL, build, drive, make_engine, prompt, small
+from .oracles import SMALL, build, drive, greedy, make_engine, prompt, small
 
 CONFIG = EngineConfig(runtime="native", pool_blocks=40, chunk=16)
 ENDS = (5, 9, 12)
@@ -80,3 +80,13 @@ def test_forced_tokens_are_fed_back_and_end_at_their_last() -> None:
     assert run.outputs[0].token_ids == list(forced)
     assert run.outputs[0].finish_reason == "length"
     run.assert_masked(small().oracle)
+
+
+def test_tokens_that_leave_every_window_die_alike_whatever_the_lag() -> None:
+    model = small("mistral-window")
+    stop = greedy(model.oracle, prompt(3, 45), 3)[-1]
+    logs = []
+    for lag in (1, 2, 4):
+        engine = make_engine(model.served, EngineConfig(runtime="native", block_size=8, pool_blocks=40, lag=lag))
+        logs.append(engine.generate([prompt(3, 45)], SamplingParams(max_tokens=30, stop_token_ids=(stop,)))[0].evictions)
+    assert logs[0] == logs[1] == logs[2] != []

@@ -203,7 +203,7 @@ class Replay:
         if self._plan is not None:
             self._publish()
         for row in rows:
-            log = eviction_log(self.table.died_at[row, : self.lengths[row][-1]])
+            log = eviction_log(self.table.died_at[row], self.lengths[row][-1])
             self._logs[row] = tuple((e.length, e.ids) for e in log)
         self.freed += int(self.table.release(torch.tensor(rows)))
 

@@ -16,6 +16,7 @@ Value = str | int | float | bool | None
 Parser = Callable[[str, Any], Value]
 
 POLICY_OPTION = "option."
+MOST = 2**63 - 1  # what a column of the results holds
 
 
 class UsageError(Exception):
@@ -57,7 +58,9 @@ def whole(low: int) -> Parser:
         number = _size(value)
         if isinstance(number, bool) or not isinstance(number, int) or number < low:
             mend = f"; write {key}={int(number)}" if isinstance(number, float) and number.is_integer() and number >= low else ""
-            raise UsageError(f"{key}={value}: use a whole number >= {low}, such as 512 or 16k{mend}")
+            raise UsageError(f"{key}={value}: use a whole number >= {low}, such as {max(low, 512)} or 16k{mend}")
+        if number > MOST:
+            raise UsageError(f"{key}={value}: use a whole number up to {MOST}")
         return number
 
     return parse
@@ -75,6 +78,8 @@ def budget(key: str, value: Any) -> float | int:
     parsed = _size(value)
     if isinstance(parsed, bool) or not isinstance(parsed, int | float) or not parsed > 0:
         raise UsageError(f"{key}={value}: use a ratio of the prompt such as 0.5, or a number of tokens such as 512 or 2k")
+    if parsed > MOST:
+        raise UsageError(f"{key}={value}: more tokens than any prompt has")
     if isinstance(parsed, float) and not parsed <= 1:
         raise UsageError(f"{key}={value}: a ratio is at most 1.0; for tokens write a whole number, such as {key}={max(1, round(parsed))}")
     return parsed
@@ -213,7 +218,7 @@ def axes_of(flat: Mapping[str, Any]) -> dict[str, list[Value]]:
     """
     axes: dict[str, list[Value]] = {}
     for key, raw in flat.items():
-        if isinstance(raw, str) and "," in raw:
+        if isinstance(raw, str) and "," in raw and key not in SWEEP_KEYS:
             raw = [{"true": True, "false": False}.get(v.strip().lower(), _number(v.strip())) for v in raw.split(",")]
         values = raw if isinstance(raw, list) else [raw]
         parse = KEYS.get(key)

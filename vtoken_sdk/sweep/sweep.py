@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -62,7 +63,7 @@ def sweep(config: DictConfig, overrides: Sequence[str], launcher: Launcher) -> i
     with _busy(console, "planning"):
         plan = isolate.call(plan_sweep, axes)
     folder = make_folder(cast(str | None, axes["dir"][0]), plan.name)
-    config.hydra.sweep.dir = str(folder)  # launchers make this folder
+    config.hydra.sweep.dir = _literal(str(folder))  # launchers make this folder
     with _alone(folder):
         _write_plan(folder, plan)
         return _run(console, folder, plan, launcher)
@@ -88,7 +89,11 @@ def check_names(specs: Iterable[str]) -> None:
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Two sweeps in one folder would run each other's jobs. The system drops the lock when its process ends, however it ends."""
-    with (folder / ".lock").open("w") as lock:
+    try:
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise UsageError(f"dir={folder}: {error.strerror}; name a folder that can be written, dir=PATH") from error
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -113,7 +118,9 @@ def _write_plan(folder: Path, plan: Plan) -> None:
 def _run(console: Console, folder: Path, plan: Plan, launcher: Launcher) -> int:
     todo = [job for job in plan.jobs if not JobFolder(folder / "jobs" / job.id).done]
     done = len(plan.jobs) - len(todo)
-    console.print(f"{_count(len(plan.jobs), 'job')}, {done} already done, {len(todo)} to run in {_short(folder)}", highlight=False)
+    console.print(
+        f"{_count(len(plan.jobs), 'job')}, {done} already done, {len(todo)} to run in {_short(folder)}", highlight=False, markup=False
+    )
     others = sum(path.is_dir() for path in (folder / "jobs").iterdir()) - len(plan.jobs)
     if others:
         said = f"{_short(folder)}/jobs has {_count(others, 'job')} of another command or an edited policy, not in these results"
@@ -143,7 +150,7 @@ def _launch(
 ) -> tuple[dict[str, str], bool]:
     """Failures that are not in the jobs' files, and whether the user stopped it."""
     names = dict(zip((job.id for job in plan.jobs), job_names(plan.jobs), strict=True))
-    batch = [[f"hydra.sweep.dir={_quoted(str(folder))}", f"hydra.sweep.subdir=jobs/{job.id}"] for job in todo]
+    batch = [[f"hydra.sweep.dir={_quoted(_literal(str(folder)))}", f"hydra.sweep.subdir=jobs/{job.id}"] for job in todo]
     failures: dict[str, str] = {}
     try:
         with Follower(console, folder, todo, tracker, names):
@@ -174,7 +181,8 @@ def _count(n: int, what: str) -> str:
 
 def _resume(folder: Path) -> str:
     words = [w for w in shlex.split(COMMAND.get()) if not w.startswith("dir=")]
-    return shlex.join([*words, f"dir={_short(folder)}"])
+    path = _short(folder)
+    return shlex.join([*words, f"dir={path if re.fullmatch(r'[A-Za-z0-9_./-]+', path) else _quoted(path)}"])
 
 
 def _short(path: Path) -> str:
@@ -191,6 +199,11 @@ class _Console(Console):
         """Whoever read our output left (`| head`): the sweep goes on without it."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _literal(text: str) -> str:
+    """Without interpolation."""
+    return text.replace("${", "\\${")
 
 
 def _quoted(text: str) -> str:
