@@ -19,12 +19,25 @@ from vtoken_sdk.policy import EvictionPolicy
 from vtoken_sdk.registry import GROUP, RegistryError, available_policies, load_policy, load_policy_class, policy_source
 
 ROOT = Path(__file__).resolve().parent.parent
-BUNDLED = {
-    "h2o": "vtoken_sdk.policies.h2o",
-    "random": "vtoken_sdk.policies.random",
-    "scissorhands": "vtoken_sdk.policies.scissorhands",
-    "streaming_llm": "vtoken_sdk.policies.streaming_llm",
-}
+NAMES = (
+    "adakv",
+    "expected_attention",
+    "full",
+    "h2o",
+    "keydiff",
+    "knorm",
+    "lagkv",
+    "oracle",
+    "pyramidkv",
+    "r_kv",
+    "random",
+    "scissorhands",
+    "snapkv",
+    "streaming_llm",
+    "tova",
+    "window",
+)
+BUNDLED = {name: f"vtoken_sdk.policies.{name}" for name in NAMES}
 MINE = """
 from dataclasses import dataclass, field
 from typing import Literal
@@ -387,7 +400,7 @@ class TestOptions:
     def test_another_policys_option_is_refused_and_named(self) -> None:
         message = error_of("h2o", {"sinks": 4})
         assert "has no option sinks" in message
-        assert "sinks is an option of random, streaming_llm." in message
+        assert "sinks is an option of expected_attention, lagkv, random, streaming_llm." in message
 
     def test_a_key_of_the_run_is_refused_with_a_hint(self) -> None:
         for key in ("budget", "bugdet"):

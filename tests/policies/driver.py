@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from vtoken_sdk.policies.full import Full
 from vtoken_sdk.policy import CacheView, EvictionPolicy, LiveKV, NewTokens, State
 
 Log = list[tuple[int, list[list[int]]]]  # (length, the dead ids of each group), one entry an eviction
@@ -14,13 +16,15 @@ Log = list[tuple[int, list[list[int]]]]  # (length, the dead ids of each group),
 
 @dataclass
 class Request:
-    """What one request's tokens look like to the model. queries: [L, H, R, N, D], keys: [L, H, N, D], of all N tokens it will have.
+    """What one request's tokens look like to the model: all N that it will have, after RoPE.
 
-    The first `prompt` are prefilled, the others decoded one by one. scale: of the logits.
+    queries: [L, H, R, N, D]; keys, values: [L, H, N, D]. The first `prompt` are prefilled, the others decoded one by one. scale: of
+    the logits.
     """
 
     queries: Tensor
     keys: Tensor
+    values: Tensor
     prompt: int
     budget: int
     seed: int = 0
@@ -30,7 +34,19 @@ class Request:
     def of_logits(cls, logits: Tensor, prompt: int, budget: int, seed: int = 0) -> Request:
         """logits: [L, H, R, N, N], query by key. One-hot keys, so that a query is its row of logits."""
         n = logits.shape[-1]
-        return cls(logits, torch.eye(n).expand(*logits.shape[:2], n, n), prompt, budget, seed)
+        keys = torch.eye(n).expand(*logits.shape[:2], n, n)
+        return cls(logits, keys, keys, prompt, budget, seed)
+
+    @classmethod
+    def random(cls, seed: int, prompt: int, total: int, budget: int, layers: int = 2, heads: int = 2, per_head: int = 2) -> Request:
+        """Independent normal queries, keys and values, fp32, of head size 8."""
+        g = torch.Generator().manual_seed(seed)
+        queries = torch.randn(layers, heads, per_head, total, 8, generator=g)
+        keys, values = (torch.randn(layers, heads, total, 8, generator=g) for _ in range(2))
+        return cls(queries, keys, values, prompt, budget, seed, scale=8**-0.5)
+
+    def to(self, dtype: torch.dtype) -> Request:
+        return replace(self, queries=self.queries.to(dtype), keys=self.keys.to(dtype), values=self.values.to(dtype))
 
     @property
     def total(self) -> int:
@@ -39,7 +55,7 @@ class Request:
 
 @dataclass
 class Driver:
-    """Some requests at once. granularity: "token" (one group) or "head" (L * H). bucket: T is a multiple of it."""
+    """Some requests at once. granularity: "token" (one group), "layer" (L) or "head" (L * H). bucket: T is a multiple of it."""
 
     policy: EvictionPolicy
     requests: list[Request]
@@ -54,7 +70,7 @@ class Driver:
         """The evictions of each request. Raises AssertionError where the policy breaks the contract."""
         first = self.requests[0].queries
         self.layers, self.heads = first.shape[:2]
-        self.groups = (self.layers, self.heads) if self.granularity == "head" else (1, 1)
+        self.groups = {"token": (1, 1), "layer": (self.layers, 1), "head": (self.layers, self.heads)}[self.granularity]
         n_rows, n_groups = len(self.requests), self.groups[0] * self.groups[1]
         width = -(-max(r.total for r in self.requests) // self.bucket) * self.bucket
         self.live = torch.zeros(n_rows, n_groups, width, dtype=torch.bool)
@@ -86,7 +102,9 @@ class Driver:
 
         state = State(self.live[..., :t].shape, self.live.device, states, writable=writable)
         budgets, seeds = column([r.budget for r in self.requests]), column([r.seed for r in self.requests])
-        return CacheView(self.live[..., :t].clone(), self.length[:, None, None].clone(), budgets, seeds, self.groups, state, self._score)
+        live, length = self.live[..., :t].clone(), self.length[:, None, None].clone()
+        future = self._future(t) if "future" in self.policy.needs else None
+        return CacheView(live, length, budgets, seeds, self.groups, state, self._score, future)
 
     def _learn(self, counts: list[int], attention: Tensor, states: dict[str, Tensor], t: int) -> None:
         tensors = {name: value[..., :t].clone() for name, value in states.items()}
@@ -118,7 +136,8 @@ class Driver:
             assert not dead[:, int(self.length[b]) - 1].any(), "the newest token dies"
             self.live[b, :, :t] &= ~dead
             assert self.live[b].any(-1).all(), "a group is empty"
-            assert int(self.live[b].sum()) <= self.requests[b].budget * len(dead), "over the budget after an eviction"
+            within = int(self.live[b].sum()) <= self.requests[b].budget * len(dead)
+            assert within or isinstance(self.policy, Full), "over the budget after an eviction"
             if dead.any():
                 logs[b].append((int(self.length[b]), [g.nonzero().flatten().tolist() for g in dead]))
         self.kept.append(self.live.sum(-1))
@@ -130,7 +149,9 @@ class Driver:
 
     def _to_groups(self, x: Tensor) -> Tensor:
         """[L, H, T] -> [G, T]: the mean over the heads and layers of a group."""
-        return x.flatten(0, 1) if self.granularity == "head" else x.mean((0, 1))[None]
+        layers, heads = self.groups
+        x = x.unflatten(0, (layers, self.layers // layers)).unflatten(2, (heads, self.heads // heads))
+        return x.mean((1, 3)).flatten(0, 1)
 
     def _attention(self, counts: list[int]) -> Tensor:
         """fp32 [B, G, T]: the mass that this step's queries give, before its tokens are counted as live."""
@@ -139,13 +160,19 @@ class Driver:
             return out
         for b, r in enumerate(self.requests):
             at, n = int(self.length[b]), counts[b]
-            logits = torch.einsum("lhrqd,lhkd->lhrqk", r.queries[..., at : at + n, :].float(), r.keys[..., : at + n, :].float()) * r.scale
             seen = self._of_heads(b)[..., : at + n].clone()
             seen[..., at:] = True
-            causal = torch.arange(at + n) <= torch.arange(at, at + n)[:, None]
-            p = logits.masked_fill(~(seen[:, :, None, None] & causal), -torch.inf).softmax(-1)
-            out[b, :, : at + n] = self._to_groups(p.mean(2).sum(2)) if n else 0.0
+            if n:
+                out[b, :, : at + n] = self._to_groups(mass(r, range(at, at + n), seen))
         return out
+
+    def _future(self, t: int) -> Tensor:
+        """fp32 [B, G, t]: as `CacheView.future`, of the run that evicts nothing."""
+        out = torch.zeros(self.live.shape)
+        for b, r in enumerate(self.requests):
+            if (at := int(self.length[b])) < r.total:
+                out[b, :, : r.total] = self._to_groups(mass(r, range(at, r.total), torch.ones(r.keys.shape[:3], dtype=torch.bool)))
+        return out[..., :t]
 
     def _score(self, fn: object) -> Tensor:
         """As `CacheView.score` promises: layer by layer, live tokens packed, heads together where they hold equally many."""
@@ -161,9 +188,9 @@ class Driver:
                 for part in [slice(None)] if together else [slice(h, h + 1) for h in range(self.heads)]:
                     live = heads[layer, part]
                     positions = torch.arange(at).expand_as(live)[live].view(len(live), -1)
-                    keys = r.keys[layer, part, :at][live].view(*positions.shape, -1)
+                    keys, values = (x[layer, part, :at][live].view(*positions.shape, -1) for x in (r.keys, r.values))
                     queries = r.queries[layer, part, :, at - w : at]
-                    kv = LiveKV(keys, keys, positions, torch.arange(at - w, at), r.scale, _no_rotary, queries)
+                    kv = LiveKV(keys, values, positions, torch.arange(at - w, at), r.scale, partial(rotary, keys.shape[-1]), queries)
                     score = fn(kv)
                     assert score.shape == positions.shape
                     scores[layer, part, :at] = torch.zeros(live.shape).masked_scatter(live, score.float())
@@ -171,5 +198,15 @@ class Driver:
         return out
 
 
-def _no_rotary(positions: Tensor) -> tuple[Tensor, Tensor]:
-    raise NotImplementedError("these keys were never rotated")
+def mass(r: Request, queries: range, seen: Tensor) -> Tensor:
+    """fp32 [L, H, n]: what these queries give, summed, mean over R. seen: bool [L, H, n]; they see no later token than their own."""
+    n, asked = seen.shape[-1], r.queries[..., queries.start : queries.stop, :]
+    logits = torch.einsum("lhrqd,lhkd->lhrqk", asked.float(), r.keys[..., :n, :].float()) * r.scale
+    causal = torch.arange(n) <= torch.tensor(queries)[:, None]
+    return logits.masked_fill(~(seen[:, :, None, None] & causal), -torch.inf).softmax(-1).mean(2).sum(2)
+
+
+def rotary(size: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """int64 [n] -> (cos, sin), each [n, size]: Llama's, of base 10,000."""
+    angle = positions[:, None] * 10_000.0 ** (-torch.arange(0, size, 2) / size)
+    return torch.cat((angle, angle), -1).cos(), torch.cat((angle, angle), -1).sin()

@@ -18,9 +18,10 @@ Group = list[tuple[int, int]]
 Deaths = list[tuple[int, list[int]]]
 
 
-def groups_of(logits: Logits, granularity: str) -> list[Group]:
-    every = [(layer, head) for layer in range(logits.shape[0]) for head in range(logits.shape[1])]
-    return [[one] for one in every] if granularity == "head" else [every]
+def groups_of(layers: int, heads: int, granularity: str) -> list[Group]:
+    rows = [[(layer, head) for head in range(heads)] for layer in range(layers)]
+    every = [where for row in rows for where in row]
+    return {"token": [every], "layer": rows, "head": [[where] for where in every]}[granularity]
 
 
 def attend(row: NDArray[np.float64], ids: list[int]) -> dict[int, float]:

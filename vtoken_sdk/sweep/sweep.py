@@ -207,5 +207,5 @@ def _literal(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """As Hydra's command line reads it back."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    """As Hydra's command line reads it back: it takes a backslash for an escape only in front of a quote."""
+    return "'" + re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), text) + "'"
