@@ -39,6 +39,7 @@ def refused(vtoken_sweep: Sweep, *args: str) -> str:
         (["budget=1.5"], "a ratio is at most 1.0"),
         (["budget=1000000000000000000000000000"], "more tokens than any prompt has"),
         (["seed=10000000000000000000"], "up to 9223372036854775807"),
+        ([r"dir='a\${oc.env:HOME}b'"], "name a folder without it"),
         (["dir=/proc/nowhere"], "name a folder that can be written"),
         (["runtime=vtokn"], "did you mean runtime=vtoken?"),
         (["ctx=16q"], "ctx=16q"),

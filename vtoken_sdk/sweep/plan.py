@@ -87,6 +87,8 @@ def check_options(axes: Mapping[str, list[Value]], policies: Mapping[str, Policy
 
 def make_folder(wanted: str | None, name: str) -> Path:
     """The sweep's folder, absolute: the one wanted, or a new one under outputs/. Raises UsageError if it cannot be made."""
+    if "${" in str(Path(wanted or "").expanduser().absolute()):
+        raise UsageError(f"dir={wanted or 'outputs'}: Hydra takes ${{...}} in a path for its own; name a folder without it, dir=PATH")
     try:
         if wanted is not None:
             folder = Path(wanted).expanduser().absolute()

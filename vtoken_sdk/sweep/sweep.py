@@ -63,7 +63,7 @@ def sweep(config: DictConfig, overrides: Sequence[str], launcher: Launcher) -> i
     with _busy(console, "planning"):
         plan = isolate.call(plan_sweep, axes)
     folder = make_folder(cast(str | None, axes["dir"][0]), plan.name)
-    config.hydra.sweep.dir = _literal(str(folder))  # launchers make this folder
+    config.hydra.sweep.dir = str(folder)  # launchers make this folder
     with _alone(folder):
         _write_plan(folder, plan)
         return _run(console, folder, plan, launcher)
@@ -150,7 +150,7 @@ def _launch(
 ) -> tuple[dict[str, str], bool]:
     """Failures that are not in the jobs' files, and whether the user stopped it."""
     names = dict(zip((job.id for job in plan.jobs), job_names(plan.jobs), strict=True))
-    batch = [[f"hydra.sweep.dir={_quoted(_literal(str(folder)))}", f"hydra.sweep.subdir=jobs/{job.id}"] for job in todo]
+    batch = [[f"hydra.sweep.dir={_quoted(str(folder))}", f"hydra.sweep.subdir=jobs/{job.id}"] for job in todo]
     failures: dict[str, str] = {}
     try:
         with Follower(console, folder, todo, tracker, names):
@@ -199,11 +199,6 @@ class _Console(Console):
         """Whoever read our output left (`| head`): the sweep goes on without it."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _literal(text: str) -> str:
-    """Without interpolation."""
-    return text.replace("${", "\\${")
 
 
 def _quoted(text: str) -> str:
