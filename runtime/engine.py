@@ -202,7 +202,7 @@ class Engine:
             for seq in prefill:
                 end, replaying = ends[seq], seq.replaying
                 samples = end == len(seq.prompt) and not replaying
-                count, logits, mass = worker.prefill(seq, end, width, sample=samples)
+                count, one, mass = worker.prefill(seq, end, width, sample=samples)
                 flight.prefill_tokens += end - seq.cursor
                 seq.cursor = end
                 if not replaying:
@@ -210,7 +210,7 @@ class Engine:
                     learning.append(seq)
                     if mass is not None:
                         masses.append(mass)
-                self._keep([seq], logits, mass)
+                self._keep([seq], one, mass)
                 flight.ran.append((seq.held_row, seq, samples))
                 self.prefixes.enter(seq)
         again = [s for s in prefill if s not in learning]
@@ -345,7 +345,8 @@ class Engine:
             output.logits = torch.stack(seq.logits[: len(output.token_ids)]) if output.token_ids else None
         if seq.params.record:  # steps launched after an end token ran nothing
             kept = [step for step in seq.recorded if step[0] <= self._stored(output)]
-            output.recording = Recording.from_steps(*([step[part] for step in kept] for part in range(3)))
+            lengths, attention, norms = zip(*kept, strict=True) if kept else ((), (), ())
+            output.recording = Recording.from_steps(lengths, attention, norms)
         if seq.detokenizer is not None:
             output.text = seq.detokenizer.finish()
         del self._sequences[seq.id]

@@ -27,7 +27,7 @@ RUN_KEYS = (
     *("policy", "budget", "evict.prefill", "evict.every", "runtime", "threshold", "margin", "block_size", "seed"),
     *("reclaim.packing", "reclaim.slack", "reclaim.move_cap", "reclaim.publish_after", "reclaim.refill"),
 )
-DEFAULTS = {"record": {"requests": 2}, "run": {"runtime": "naive,vtoken"}}
+DEFAULTS: dict[str, dict[str, Any]] = {"record": {"requests": 2}, "run": {"runtime": "naive,vtoken"}}
 
 
 def main() -> None:
