@@ -12,6 +12,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from vtoken_sdk.registry import available_policies
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 COMMANDS = [
@@ -19,10 +21,11 @@ COMMANDS = [
 ]
 SWEEPS = [c for c in COMMANDS if c.startswith("vtoken-sweep")]
 MAKES = [c for c in COMMANDS if c.startswith("make")]
+TOOLS = [c for c in COMMANDS if c.startswith(("vtoken-new", "vtoken-check", "vtoken-replay"))]
 
 
 def test_readme_has_only_commands_that_are_run_here() -> None:
-    assert sorted(SWEEPS + MAKES) == sorted(COMMANDS)
+    assert sorted(SWEEPS + MAKES + TOOLS) == sorted(COMMANDS)
     assert "make sweep" in MAKES
     assert "make test" in MAKES
     assert len(SWEEPS) >= 2
@@ -53,3 +56,16 @@ def test_sweeps_of_the_readme_work_for_a_newcomer(command: str, tmp_path: Path) 
     assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
     if "model=smollm2" in command:
         assert all(row["kl"] >= 0 and 0 <= row["top1"] <= 1 for row in rows if row["policy"])
+
+
+def test_tools_of_the_readme_work_one_after_the_other(tmp_path: Path) -> None:
+    for command in TOOLS:
+        name, *args = shlex.split(command)
+        done = subprocess.run([str(Path(sys.executable).with_name(name)), *args], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert {"scored.py", "test_scored.py", "run.parquet"} <= {p.name for p in tmp_path.iterdir()}
+
+
+def test_every_bundled_policy_is_listed() -> None:
+    for name in available_policies():
+        assert f"[`{name}`](policies/{name}.py)" in README
