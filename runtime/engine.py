@@ -24,7 +24,7 @@ from .capacity import concurrent_requests, peak_blocks
 from .compaction import Compaction
 from .config import ConfigError, EngineConfig
 from .detokenizer import Detokenizer
-from .eviction import Evictor, eviction_log
+from .eviction import Evictor, eviction_log, known_part
 from .intake import as_token_ids, refuse_bad_request, refuse_too_big
 from .model_adapter import ModelAdapter
 from .prefix_index import prefix_keys
@@ -341,6 +341,7 @@ class Engine:
         output = seq.output
         seq.finished = True
         output.finish_reason, output.error = reason, error
+        output.evictions = known_part(output.evictions, self._stored(output))  # empty, if it has not given its row back
         if seq.params.logits:
             output.logits = torch.stack(seq.logits[: len(output.token_ids)]) if output.token_ids else None
         if seq.params.record:  # steps launched after an end token ran nothing
@@ -373,7 +374,7 @@ class Engine:
             return False
         with self.worker.watch.part("table"):
             for seq in gone:
-                seq.output.evictions = eviction_log(self.worker.eviction_log(seq), self._stored(seq.output))
+                seq.output.evictions = eviction_log(self.worker.eviction_log(seq), self._stored(seq.output) if seq.finished else seq.cursor)
             self.worker.release([seq.held_row for seq in gone])
         for seq in gone:
             self.scheduler.stop(seq)

@@ -86,3 +86,8 @@ def eviction_log(died_at: Tensor, length: int) -> list[Eviction]:
     for token, length in zip(ids.tolist(), died_at[ids].tolist(), strict=True):
         log.setdefault(length, []).append(token)
     return [Eviction(length, tuple(tokens)) for length, tokens in sorted(log.items())]
+
+
+def known_part(log: Seq[Eviction], length: int) -> list[Eviction]:
+    """The log without what was evicted after this length."""
+    return [Eviction(e.length, tuple(token for token in e.ids if token < length)) for e in log if e.length <= length]

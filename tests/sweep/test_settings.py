@@ -44,7 +44,6 @@ def test_one_token_and_the_whole_prompt_are_two_budgets() -> None:
         ("threshold", "half"),
         ("wandb.mode", "of"),
         ("policy", ""),
-        ("name", "a,b"),
         ("seed", -1),
     ],
 )

@@ -124,9 +124,9 @@ def _run(console: Console, folder: Path, plan: Plan, launcher: Launcher) -> int:
     others = sum(path.is_dir() for path in (folder / "jobs").iterdir()) - len(plan.jobs)
     if others:
         said = f"{_short(folder)}/jobs has {_count(others, 'job')} of another command or an edited policy, not in these results"
-        console.print(f"Note: {said}", highlight=False, markup=False)
+        console.print(f"Note: {said}", highlight=False, markup=False, soft_wrap=True)
     for note in plan.notes:
-        console.print(f"Note: {note}", highlight=False, markup=False)
+        console.print(f"Note: {note}", highlight=False, markup=False, soft_wrap=True)
     tracker = (
         start_tracker(folder, plan.wandb_mode, plan.wandb_project, plan.name, plan.wandb_timeout) if todo else NoTracker("W&B: nothing new")
     )
