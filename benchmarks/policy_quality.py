@@ -1,6 +1,7 @@
 """What each policy costs in quality on real text, and what its victims leave held: every bundled policy x budgets, one table.
 
     python benchmarks/policy_quality.py [--model smollm2] [--ctx 384] [--items 6] [--tokens 32] [--budgets 0.1 0.25 0.5] [--out FILE]
+    python benchmarks/policy_quality.py --table FILE    the table of a file, as Markdown
 
 Texts: windows of the bundled book; NLL of the true continuation, KL and top-1 agreement against the full cache. Needles: a fact in such a
 window, asked for at its end (query-aware); NLL of the answer, and whether every token of it is the model's first choice. Needles that the
@@ -121,6 +122,34 @@ def interval(values: Sequence[float]) -> list[float]:
     return [statistics.fmean(values) if values else float("nan"), means[int(0.025 * len(means))], means[int(0.975 * len(means)) - 1]]
 
 
+def as_markdown(known: dict[str, Any]) -> str:
+    """One row a policy and budget, by budget and then by KL; means with their intervals."""
+    head = ("budget", "policy", "KL", "top-1", "NLL", "needle NLL", "needles found", "naive", "vtoken", "ideal")
+    lines = [" | ".join(("", *head, "")).strip(), "|" + " --- |" * len(head)]
+    for row in sorted(known["rows"], key=lambda r: (r["budget"], r["kl"][0])):
+        figures = [_with_interval(row[name], digits) for name, digits in (("kl", 3), ("top1", 2), ("nll", 2), ("needle_nll", 2))]
+        blocks = [f"{row[f'blocks_{name}']:.1f}" for name in ("naive", "vtoken", "ideal")]
+        found = f"{round(row['needle_accuracy'][0] * row['needles'])} of {row['needles']}"
+        lines.append(" | ".join(("", f"{row['budget']:g}", f"`{row['policy']}`", *figures, found, *blocks, "")).strip())
+    setup, full = known["setup"], known["rows"][0]
+    facts = (
+        f"{setup['model']}, {setup['weights']} weights, {setup['dtype'].removeprefix('torch.')} on {setup['device']}, {known['date'][:10]}"
+    )
+    found, missed = full["needles"], full["needles_failed_by_full"]
+    lines += [
+        "",
+        f"{facts}, commit {known['commit']}: {setup['items']} texts of {setup['ctx']} tokens, {setup['tokens']} tokens judged in each; {found} "
+        f"needles that the full cache finds ({missed} more it does not). Full cache: NLL {full['nll_full'][0]:.2f}, needle NLL "
+        f"{full['needle_nll_full'][0]:.2f}, {full['blocks_native']} blocks a request. In brackets: 95 % bootstrap intervals over the items.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _with_interval(values: Sequence[float], digits: int) -> str:
+    mean, low, high = (f"{value:.{digits}f}" for value in values)
+    return f"{mean} [{low}, {high}]"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
@@ -132,7 +161,11 @@ def main() -> None:
     parser.add_argument("--budgets", type=float, nargs="+", default=[0.1, 0.25, 0.5])
     parser.add_argument("--policies", nargs="+", default=sorted(available_policies()))
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "policy_quality.json")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of FILE and stop")
     args = parser.parse_args()
+    if args.table is not None:
+        print(as_markdown(json.loads(args.table.read_text())), end="")
+        return
     model = load_model(args.model, device=args.device)
     setup = {key: getattr(args, key) for key in ("model", "ctx", "items", "tokens", "seed")}
     setup |= {"weights": model.weights, "dtype": str(model.dtype), "device": model.device.type, "evict.every": EVERY, "block_size": SIZE}
