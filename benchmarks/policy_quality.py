@@ -132,15 +132,14 @@ def as_markdown(known: dict[str, Any]) -> str:
         found = f"{round(row['needle_accuracy'][0] * row['needles'])} of {row['needles']}"
         lines.append(" | ".join(("", f"{row['budget']:g}", f"`{row['policy']}`", *figures, found, *blocks, "")).strip())
     setup, full = known["setup"], known["rows"][0]
-    facts = (
-        f"{setup['model']}, {setup['weights']} weights, {setup['dtype'].removeprefix('torch.')} on {setup['device']}, {known['date'][:10]}"
-    )
-    found, missed = full["needles"], full["needles_failed_by_full"]
+    where = f"{setup['dtype'].removeprefix('torch.')} on {setup['device']}, {known['date'][:10]}, commit {known['commit']}"
+    sizes = f"{setup['items']} texts of {setup['ctx']} tokens, {setup['tokens']} tokens judged in each"
+    found = f"{full['needles']} needles that the full cache finds ({full['needles_failed_by_full']} more it does not)"
+    base = f"NLL {full['nll_full'][0]:.2f}, needle NLL {full['needle_nll_full'][0]:.2f}, {full['blocks_native']} blocks a request"
     lines += [
         "",
-        f"{facts}, commit {known['commit']}: {setup['items']} texts of {setup['ctx']} tokens, {setup['tokens']} tokens judged in each; {found} "
-        f"needles that the full cache finds ({missed} more it does not). Full cache: NLL {full['nll_full'][0]:.2f}, needle NLL "
-        f"{full['needle_nll_full'][0]:.2f}, {full['blocks_native']} blocks a request. In brackets: 95 % bootstrap intervals over the items.",
+        f"{setup['model']}, {setup['weights']} weights, {where}: {sizes}; {found}. Full cache: {base}. "
+        "In brackets: 95 % bootstrap intervals over the items.",
     ]
     return "\n".join(lines) + "\n"
 
