@@ -136,6 +136,7 @@ class Newcomer:
         return " ".join(re.sub("─+", " ", text).split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent == DOCS], ids=lambda page: page.stem)
 def test_a_page_does_what_it_shows(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
