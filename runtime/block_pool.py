@@ -15,15 +15,17 @@ class BlockPool:
 
     stack: int64 [n_blocks + 1], the first `top` entries are free. top: int64 []. owners: int32 [n_blocks + 1].
     home: int64 [n_blocks + 1], the ordinal of a block in the block list of its owner (the same in all owners of a shared block).
+    freed: int8 [n_blocks + 1], blocks that a kernel has found without an owner and that are not on the stack yet.
     """
 
-    def __init__(self, n_blocks: int, device: torch.device) -> None:
-        self.n_blocks = n_blocks
+    def __init__(self, n_blocks: int, device: torch.device, *, kernels: bool = False) -> None:
+        self.n_blocks, self.kernels = n_blocks, kernels
         self.device = device
         self.stack = torch.arange(n_blocks, -1, -1, device=device).roll(-1)  # low ids on top, trash last
         self.top = torch.tensor(n_blocks, device=device)
         self.owners = torch.zeros(n_blocks + 1, dtype=torch.int32, device=device)
         self.home = torch.zeros(n_blocks + 1, dtype=torch.int64, device=device)
+        self.freed = torch.zeros(n_blocks + 1, dtype=torch.int8, device=device)
 
     @property
     def trash(self) -> int:
@@ -53,6 +55,10 @@ class BlockPool:
 
         Called from three places only: applied moves, a block whose tokens are all dead, an owner that ended.
         """
+        if self.kernels:
+            from .kernels import slot_map
+
+            return slot_map.free(self, ids)
         drop = torch.zeros_like(self.owners).index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
         drop[self.trash] = 0
         self.owners -= drop

@@ -10,6 +10,7 @@ RuntimeName = Literal["native", "naive", "refill", "vtoken", "page1"]
 Packing = Literal["fill", "fresh"]
 PrefillEviction = Literal["chunk", "end", "never"]
 Granularity = Literal["token", "layer", "head"]
+Kernels = Literal["auto", "triton", "torch"]
 
 RUNTIMES: tuple[str, ...] = get_args(RuntimeName)
 BLOCK_SIZES = (1, 8, 16, 32, 64)
@@ -22,7 +23,7 @@ class ConfigError(ValueError):
 
 
 def _check_choice(key: str, value: object, allowed: tuple[object, ...]) -> None:
-    if value not in allowed or isinstance(value, bool):
+    if value not in allowed or (isinstance(value, bool) and True not in allowed):
         raise ConfigError(f"{key}={value!r}: use one of {', '.join(map(str, allowed))}")
 
 
@@ -96,6 +97,8 @@ class EngineConfig:
     chunk: prompt tokens a request prefills in one step. max_running: requests held at once.
     prefill_chunks: prompt chunks run in one step. lag: steps that the host's knowledge is behind the device.
     poison: write NaN into every slot that dies or is freed (a debugging aid).
+    kernels: "triton" (needs a GPU, or TRITON_INTERPRET=1 for a debugger's patience), "torch" (their plain twins), or "auto": by device.
+    cuda_graphs: replay decode steps as CUDA graphs, where kernels run them.
     """
 
     runtime: RuntimeName = "vtoken"
@@ -112,8 +115,12 @@ class EngineConfig:
     seed: int = 0
     lag: int = 2
     poison: bool = False
+    kernels: Kernels = "auto"
+    cuda_graphs: bool = True
 
     def __post_init__(self) -> None:
+        _check_choice("kernels", self.kernels, get_args(Kernels))
+        _check_choice("cuda_graphs", self.cuda_graphs, (True, False))
         _check_choice("runtime", self.runtime, RUNTIMES)
         _check_choice("block_size", self.block_size, BLOCK_SIZES)
         if not isinstance(self.block_size, int):

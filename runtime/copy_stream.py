@@ -77,7 +77,7 @@ class SideStream:
         self._plan = plan
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
-            self.cache.copy_slots(plan.source_slot, plan.target_slot)
+            self.cache.move(plan.source_slot, plan.target_slot, plan.count)
             self._copied.record()
 
     def tick(self) -> None:

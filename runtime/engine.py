@@ -149,7 +149,7 @@ class Engine:
 
     def step(self) -> list[StepRecord]:
         """Launch one step. Returns the records of steps that became known: usually that of step n - lag."""
-        self.worker.begin_step()
+        self.worker.watch.reset()
         flight = self._now_building = StepInFlight(self.steps, times=self.worker.watch.ms)
         while self._in_flight and (self._in_flight[0].step <= self.steps - self.config.lag or not self.scheduler.running):
             self._confirm(self._in_flight.popleft())
@@ -224,9 +224,11 @@ class Engine:
     def _keep(self, seqs: list[Sequence], logits: Tensor | None, mass: Tensor | None) -> None:
         for i, seq in enumerate(seqs):
             if seq.params.logits and logits is not None:
-                seq.logits.append(logits[i].clone())
+                seq.logits.append(logits[i].to(torch.float32, copy=True))
             if seq.params.record and mass is not None:
-                seq.recorded.append((seq.cursor, mass[i, : seq.cursor].cpu(), self.worker.key_norms[i].cpu() / self.adapter.layers))
+                norms = self.worker.key_norms
+                assert norms is not None
+                seq.recorded.append((seq.cursor, mass[i, : seq.cursor].cpu(), norms[i].cpu() / self.adapter.layers))
 
     # -- scheduling -----------------------------------------------------------------------------------------------------
 

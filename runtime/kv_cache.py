@@ -10,9 +10,18 @@ class KVCache:
     """keys, values: [L, n_slots + S, H, D]; the last S slots are the trash block. queries: [L, R + 1, Hq, W, D] ring by position."""
 
     def __init__(
-        self, layers: int, n_slots: int, block_size: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: int,
+        n_slots: int,
+        block_size: int,
+        heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        kernels: bool = False,
     ) -> None:
-        self.n_slots = n_slots
+        self.n_slots, self.kernels = n_slots, kernels
         shape = (layers, n_slots + block_size, heads, head_dim)
         # Not zeros: nobody reads a slot before it is written, and memory that is never touched costs nothing on most machines.
         self.keys = torch.empty(shape, dtype=dtype, device=device)
@@ -27,6 +36,11 @@ class KVCache:
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """slots: int64 [B, n]; keys, values: [B, H, n, D]."""
+        if self.kernels:
+            from .kernels.kv_write import write_kv
+
+            write_kv(keys, values, self.keys[layer], self.values[layer], slots)
+            return
         self.keys[layer, slots.flatten()] = keys.transpose(1, 2).flatten(0, 1).to(self.keys.dtype)
         self.values[layer, slots.flatten()] = values.transpose(1, 2).flatten(0, 1).to(self.values.dtype)
 
@@ -55,6 +69,15 @@ class KVCache:
         """Move tokens: source, target int64 [n], no slot in both; all layers."""
         self.keys[:, target] = self.keys[:, source]
         self.values[:, target] = self.values[:, source]
+
+    def move(self, source: Tensor, target: Tensor, count: Tensor) -> None:
+        """`copy_slots` of the first `count`, int64 [], without waiting for the number; what is beyond is padding."""
+        if self.kernels:
+            from .kernels.moves import move_tokens
+
+            move_tokens(self.keys, self.values, source, target, count)
+        else:
+            self.copy_slots(source, target)
 
     def poison(self, keep: Tensor) -> None:
         """Write NaN into every slot not in `keep`, bool [n_slots]: a debugging aid."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -12,9 +13,13 @@ from .step_context import StepContext
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from .fused_model import FusedModel
+
 ATTENTION_NAME = "vtoken"
 # Keyword arguments of the attention interface that we honor, or that change nothing at inference.
 _KNOWN = {"sliding_window", "softcap", "scaling", "dropout", "position_ids", "use_cache", "is_causal"}
+
+_FUSED: WeakKeyDictionary[PreTrainedModel, FusedModel] = WeakKeyDictionary()  # engines of one model share its merged weights
 
 
 def _attention(
@@ -48,6 +53,16 @@ class ModelAdapter:
         self.scale, self.softcap, windows = self._attention_features()
         self.windows = windows
         self.device, self.dtype = hf.device, hf.dtype
+        self._fused: FusedModel | None = None
+
+    def fuse(self) -> None:
+        """Run by kernels from now on, where the model's family allows it; the others keep transformers' own modules."""
+        from .fused_model import FusedModel
+
+        if FusedModel.serves(self.hf):
+            if self.hf not in _FUSED:
+                _FUSED[self.hf] = FusedModel(self.hf, self.query_heads, self.scale, self.windows)
+            self._fused = _FUSED[self.hf]
 
     def _attention_features(self) -> tuple[float, float | None, tuple[int | None, ...]]:
         """Softmax scale, soft cap, and the sliding window of each layer, read from the modules themselves."""
@@ -63,10 +78,16 @@ class ModelAdapter:
         return None if None in self.windows else max(w for w in self.windows if w is not None)
 
     def forward(self, ids: Tensor, step: StepContext, logits: Literal["last", "none"]) -> Tensor | None:
-        """ids: int64 [B, n] at step.positions. Returns fp32 [B, vocabulary] of the last position, or None."""
+        """ids: int64 [B, n] at step.positions. Returns [B, vocabulary] of the last position in the model's dtype, or None."""
+        if self._fused is not None:
+            from .kernel_step import KernelStep
+
+            assert isinstance(step, KernelStep)
+            with torch.inference_mode():
+                return self._fused.forward(ids, step, logits=logits == "last")
         inputs = {"input_ids": ids, "position_ids": step.positions, "use_cache": False, "vtoken_step": step}
         with torch.inference_mode():
-            made = self.hf.model(**inputs) if logits == "none" else self.hf(**inputs, logits_to_keep=1).logits[:, -1].float()
+            made = self.hf.model(**inputs) if logits == "none" else self.hf(**inputs, logits_to_keep=1).logits[:, -1]
         if step.attended != self.layers:
             raise RuntimeError(
                 f"{step.attended} of {self.layers} layers used the engine's attention: set_attn_implementation was called on its model. "

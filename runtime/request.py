@@ -47,6 +47,11 @@ class SamplingParams:
     record: bool = False
     future: Recording | None = None
 
+    @property
+    def draws(self) -> bool:
+        """Is the next token drawn, rather than the likeliest taken?"""
+        return self.temperature > 0 and self.top_k != 1
+
     def __post_init__(self) -> None:
         for name in ("forced", "stop_token_ids", "stop"):
             value = getattr(self, name)

@@ -41,10 +41,10 @@ def _filter(logits: Tensor, top_k: int, top_p: float) -> Tensor:
 def sample(logits: Tensor, params: Sequence[SamplingParams], seeds: Tensor, positions: Tensor) -> Tensor:
     """logits: fp32 [B, V]; seeds, positions: int64 [B], the position that the new token will have. Returns int64 [B]."""
     greedy = logits.argmax(-1)
-    random_rows = [i for i, p in enumerate(params) if p.temperature > 0 and p.top_k != 1]
+    random_rows = [i for i, p in enumerate(params) if p.draws]
     if not random_rows:
         return greedy
-    rows = torch.tensor(random_rows, device=logits.device)
+    rows = torch.tensor(random_rows, pin_memory=logits.is_cuda).to(logits.device, non_blocking=True)
     shifted = logits[rows] - logits[rows].amax(1, keepdim=True)  # a temperature near 0 would overflow what is above 0
     chosen = torch.stack(
         [_filter(x / params[i].temperature, params[i].top_k, params[i].top_p) for x, i in zip(shifted, random_rows, strict=True)]

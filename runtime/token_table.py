@@ -35,10 +35,12 @@ class TokenTable:
     leaving: bool  [R + 1, N]     blocks that a plan in flight is emptying; nothing is appended to them
     length, n_live, n_free: int64 [R + 1]
 
-    spare_blocks: how many blocks a plan may add to a row before it takes others away.
+    spare_blocks: how many blocks a plan may add to a row before it takes others away. The pool's `kernels` hold for the table too.
+    generation: counts reallocations.
     """
 
     def __init__(self, pool: BlockPool, rows: int, block_size: int, *, refill: bool, spare_blocks: int = 0) -> None:
+        self.kernels, self.generation = pool.kernels, 0
         self.pool, self.rows, self.block_size, self.refill, self.spare_blocks = pool, rows, block_size, refill, spare_blocks
         self.device = pool.device
         self.max_tokens = self.max_blocks = 0
@@ -68,6 +70,7 @@ class TokenTable:
         self.map = full(max_blocks * self.block_size, self.trash_slot, torch.int32)
         self.leaving = full(max_blocks, False, torch.bool)
         self.max_tokens, self.max_blocks = max_tokens, max_blocks
+        self.generation += 1
 
     def reserve(self, tokens: int) -> None:
         """Make room for rows of `tokens` token ids. Grows by reallocation, between steps and with no plan in flight."""
@@ -91,6 +94,10 @@ class TokenTable:
 
         Takes the row's free private slots first, then pops blocks. The caller has bounded the pops by the free blocks.
         """
+        if self.kernels and width == 1:
+            from .kernels import slot_map
+
+            return slot_map.append_one(self, rows, counts)[0]
         size, trash_row = self.block_size, self.rows
         n_live, n_free, length = self.n_live[rows], self.n_free[rows], self.length[rows]
         pops = (counts - n_free + size - 1).clamp(min=0) // size
@@ -119,6 +126,12 @@ class TokenTable:
         Returns how many tokens died and how many blocks became free, int64 [] each.
         """
         width = kill.shape[1]
+        if self.kernels:
+            from .kernels import slot_map
+
+            killed = slot_map.settle_tokens(self, rows, kill)
+            slot_map.settle_blocks(self, rows, min(self.ordinals(width), self.max_blocks))
+            return killed.sum(), slot_map.push_freed(self.pool)
         slot, died = self.slot[rows, :width], self.died_at[rows, :width]
         kill = kill & (slot >= 0)
         slot.masked_fill_(kill, -1)
@@ -170,7 +183,12 @@ class TokenTable:
         planned = torch.arange(len(target), device=self.device) < count
         flat[target] = torch.where(planned, flat[target] - RESERVE, DEAD)
         self.leaving[rows] = leaving
-        self._list_free(rows, self._by_block(rows))
+        if self.kernels:
+            from .kernels import slot_map
+
+            slot_map.settle_blocks(self, rows, self.max_blocks, close=False)
+        else:
+            self._list_free(rows, self._by_block(rows))
 
     def apply_moves(self, rows: Tensor, source: Tensor, target: Tensor, token: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         """Publish a plan: a move counts only if its source still holds that token. Leaving blocks lose this owner.
@@ -186,6 +204,8 @@ class TokenTable:
         row, at = target // width, target % width
         where = self.blocks[row, at // self.block_size] * self.block_size + at % self.block_size
         self._scatter(self.slot, row, token, counts, where)
+        if self.kernels:
+            return counts.sum(), self._settle_all(rows, drop_leaving=True)
         held = self._by_block(rows).masked_fill_(self.leaving[rows][..., None], DEAD)
         self.leaving[rows] = False
         return counts.sum(), self._settle(rows, self.slot[rows], held)
@@ -193,8 +213,12 @@ class TokenTable:
     def cancel_moves(self, rows: Tensor) -> Tensor:
         """Undo the marks of a plan. Returns how many blocks became free: those that were opened for it or died in the meantime."""
         held = self._by_block(rows)
+        held = torch.where(held <= RESERVED, held + RESERVE, held)
         self.leaving[rows] = False
-        return self._settle(rows, self.slot[rows], torch.where(held <= RESERVED, held + RESERVE, held))
+        if self.kernels:
+            self.held[rows] = held.flatten(1)
+            return self._settle_all(rows)
+        return self._settle(rows, self.slot[rows], held)
 
     def open_blocks(self, rows: Tensor, new: Tensor, got: Tensor) -> Tensor:
         """Enter new blocks, int64 [B, k] where `got`, at the rows' lowest free ordinals; returns these, int64 [B, k]."""
@@ -208,6 +232,12 @@ class TokenTable:
         slots = ordinals[..., None] * self.block_size + self._offsets
         self._scatter(self.held, rows[:, None, None], slots, got[..., None].expand_as(slots), slots.new_full((), FREE))
         return ordinals
+
+    def tokens_at(self, row: int, slots: Tensor) -> Tensor:
+        """The token ids that live in these slots of a row: int32 [n]. Slots that are not the row's give anything."""
+        slots = slots.long()
+        place = self.pool.home[slots // self.block_size] * self.block_size + slots % self.block_size
+        return self.held[row][place.clamp_(max=self.held.shape[1] - 1)]
 
     # -- parts ----------------------------------------------------------------------------------------------------------
 
@@ -225,6 +255,14 @@ class TokenTable:
             private = self.private(rows)[:, :ordinals, None]
             return torch.where(private, FREE, DEAD).to(torch.int32).expand(-1, -1, self.block_size)
         return torch.full((1, 1, 1), DEAD, dtype=torch.int32, device=self.device).expand(len(rows), ordinals, self.block_size)
+
+    def _settle_all(self, rows: Tensor, *, drop_leaving: bool = False) -> Tensor:
+        """`_settle` by kernels, from the table as it is."""
+        from .kernels import slot_map
+
+        slot_map.settle_tokens(self, rows, None)
+        slot_map.settle_blocks(self, rows, self.max_blocks, drop_leaving=drop_leaving)
+        return slot_map.push_freed(self.pool)
 
     def _settle(self, rows: Tensor, slot: Tensor, held: Tensor) -> Tensor:
         """After deaths or moves: write back `held`, drop blocks that hold nothing any more, rewrite the slot maps.

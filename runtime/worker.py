@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,7 +13,7 @@ from torch import Tensor
 from vtoken_sdk.policy import EvictionPolicy, PolicyError
 
 from .block_pool import BlockPool
-from .config import EngineConfig
+from .config import ConfigError, EngineConfig
 from .copy_stream import make_copy_stream
 from .kv_cache import KVCache
 from .model_adapter import ModelAdapter
@@ -20,33 +23,75 @@ from .prefix_index import PrefixIndex
 from .reclaimer import Reclaimer
 from .sampler import sample
 from .sequence import Saved, Sequence
-from .step_context import StepContext
+from .step_context import PlainStep, StepContext
+from .step_in_flight import POOL_FIELDS, ROW_FIELDS
 from .stopwatch import Stopwatch
 from .token_table import PAD, RESERVED, TokenTable, round_up
+
+if TYPE_CHECKING:
+    from .decode_graphs import DecodeGraphs
+
+
+EVICTED, MOVED, FREED = range(3)  # of `Worker.counters`
+
+
+def use_kernels(config: EngineConfig, device: torch.device) -> bool:
+    """Raises ConfigError where kernels are asked for and cannot run."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if config.kernels == "triton" and device.type != "cuda" and not interpreted:
+        raise ConfigError("kernels=triton: the model is on the CPU; use kernels=auto, or set TRITON_INTERPRET=1 to interpret them (slow)")
+    return config.kernels == "triton" or (config.kernels == "auto" and device.type == "cuda")
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What a forward pass over B rows gave. count: int64 [B], tokens that ran. logits: [B, V]. chosen: int64 [B], the greedy choice.
+
+    bad_layer: int64 [B], -1 if all is finite. mass: fp32 [B, width] by token id, where it was asked for.
+    """
+
+    rows: Tensor
+    count: Tensor
+    logits: Tensor
+    chosen: Tensor
+    bad_layer: Tensor
+    mass: Tensor | None
 
 
 class Worker:
     """Device state of R rows: the table and pool, keys and values, what each row samples next, and this step's record.
 
     alive: bool [R + 1], false once a row has stopped; the host learns of it later. last_token: int64 [R + 1].
-    key_norms: fp32 [B, n], of the last pass, as `StepContext` has it.
+    made: int64 [R + 1, 4], of this step: ran, token, stopped, bad layer (-1: none). counters: int64 [3], of this step: tokens evicted,
+    tokens moved, blocks freed. key_norms: fp32 [B, n], of the last pass, as `StepContext` has it.
     """
 
     def __init__(self, model: ModelAdapter, config: EngineConfig, policy: EvictionPolicy | None) -> None:
         self.model, self.config = model, config
         device, size = model.device, config.slots_per_block
-        self.pool = BlockPool(config.n_blocks, device)
+        self.kernels = use_kernels(config, device)
+        self.pool = BlockPool(config.n_blocks, device, kernels=self.kernels)
         spare = spare_blocks(config.reclaim, size) if config.compacts else 0
         self.table = TokenTable(self.pool, config.max_running, size, refill=config.refill, spare_blocks=spare)
         slots = config.n_blocks * size
-        self.cache = KVCache(model.layers, slots, size, model.kv_heads, model.head_dim, model.dtype, device)
+        self.cache = KVCache(model.layers, slots, size, model.kv_heads, model.head_dim, model.dtype, device, kernels=self.kernels)
         self.runner = PolicyRunner(policy, model, self.cache, self.table) if policy is not None else None
         self.index = PrefixIndex(self.table, config.prefix_unit) if config.prefix_cache else None
         self.reclaimer = Reclaimer(self.table, make_copy_stream(self.cache), config.reclaim) if config.compacts else None
         self.alive = torch.zeros(config.max_running + 1, dtype=torch.bool, device=device)
         self.last_token = torch.zeros(config.max_running + 1, dtype=torch.int64, device=device)
+        self.made = torch.zeros(config.max_running + 1, 4, dtype=torch.int64, device=device)
+        self.made[:, 3] = -1
+        self.counters = torch.zeros(3, dtype=torch.int64, device=device)
+        self.key_norms: Tensor | None = None
         self.watch = Stopwatch()
-        self.begin_step()
+        self.graphs: DecodeGraphs | None = None
+        if self.kernels:
+            from .decode_graphs import DecodeGraphs
+
+            model.fuse()
+            if config.cuda_graphs and device.type == "cuda":
+                self.graphs = DecodeGraphs(self)
 
     def _rows(self, rows: Seq[int] | Seq[Seq[int]]) -> Tensor:
         """int64 on the device, without waiting for it."""
@@ -61,12 +106,6 @@ class Worker:
             self.poison_dead_slots()
 
     # -- rows -----------------------------------------------------------------------------------------------------------
-
-    def begin_step(self) -> None:
-        self.watch.reset()
-        zero = torch.zeros_like(self.last_token)
-        self._ran, self._token, self._stopped, self._bad_layer = zero, zero.clone(), zero.clone(), zero - 1
-        self._evicted = self._moves = self._freed = zero[0].clone()
 
     def start(self, seq: Sequence, prefix: Seq[bytes]) -> None:
         """Give a request its row, with the blocks of a prefix hit, or with what it took along when it was preempted."""
@@ -94,7 +133,7 @@ class Worker:
 
     def release(self, rows: Seq[int]) -> None:
         index = self._rows(rows)
-        self._freed = self._freed + self.table.release(index)
+        self.counters[FREED] += self.table.release(index)
         self.alive[index] = False
         self.main_operation()
 
@@ -104,19 +143,30 @@ class Worker:
     # -- forward passes -------------------------------------------------------------------------------------------------
 
     def decode(self, seqs: Seq[Sequence], width: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """One token for each request. Returns how many ran, int64 [B] (0 where a row has stopped), logits fp32 [B, V], and mass."""
-        rows = self._rows([seq.held_row for seq in seqs])
+        """One token for each request. Returns how many ran, int64 [B] (0 where a row has stopped), logits [B, V], and mass."""
+        rows = [seq.held_row for seq in seqs]
+        record = any(seq.params.record for seq in seqs)
+        mass = record or (self.runner is not None and self.runner.reads_attention)
+        if self.graphs is not None and not record:
+            made = self.graphs.run(rows, mass=mass)
+        else:
+            made = self.decode_rows(self._rows(rows), width, mass=mass, record=record)
+        self._sample(seqs, made)
+        self.main_operation()
+        by_token = None if made.mass is None else made.mass[:, :width]
+        return made.count, made.logits, by_token
+
+    def decode_rows(self, rows: Tensor, width: int, *, mass: bool, record: bool = False) -> Decoded:
+        """The part of `decode` that a graph can hold: rows int64 [B]; padded ones name the trash row."""
         count = self.alive[rows].long()
         with self.watch.part("table"):
             slots = self.table.append(rows, count, 1)
-        step = self._context(seqs, rows, (self.table.length[rows] - 1)[:, None], slots, width, chunk=False)
+        positions = (self.table.length[rows] - 1)[:, None]
+        step = self._context(rows, positions, slots, width, mass=mass, record=record)
         logits = self.model.forward(self.last_token[rows][:, None], step, "last")
         assert logits is not None
-        self._ran[rows] = count
-        self._sample(seqs, rows, count, logits, step)
-        mass = step.attention_by_token(width, self.model.layers) * count[:, None] if step.want_mass else None
-        self.main_operation()
-        return count, logits, mass
+        by_token = step.attention_by_token(count, width, self.model.layers) if mass else None
+        return self._decoded(rows, count, logits, step, by_token)
 
     def prefill(self, seq: Sequence, end: int, width: int, *, sample: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The chunk cursor .. end of one request. Returns as `decode`; logits only if it samples."""
@@ -125,41 +175,63 @@ class Worker:
         count = self._rows([n])
         ids = self._rows(seq.tokens(seq.cursor, end))[None]
         positions = torch.arange(seq.cursor, end, device=ids.device)[None]
+        record = seq.params.record and not seq.replaying
+        mass = not seq.replaying and (record or (self.runner is not None and self.runner.reads_attention))
         with self.watch.part("table"):
             slots = self.table.append(rows, count, n)
-        step = self._context([seq], rows, positions, slots, width, chunk=True, replay=seq.replaying)
+        chunk = seq.held_row, seq.cursor
+        step = self._context(rows, positions, slots, width, mass=mass, chunk=chunk, replay=seq.replaying, record=record)
         logits = self.model.forward(ids, step, "last" if sample else "none")
-        self._ran[rows] = count
-        self._bad_layer[rows] = step.first_bad
+        by_token = step.attention_by_token(count, width, self.model.layers) if mass else None
         if logits is not None:
-            self._sample([seq], rows, count, logits, step)
-        mass = step.attention_by_token(width, self.model.layers) if step.want_mass else None
+            self._sample([seq], self._decoded(rows, count, logits, step, by_token))
+        else:
+            self.made[rows, 0] = count
+            self.made[rows, 3] = step.bad_layer
         self.main_operation()
-        return count, logits, mass
+        return count, logits, by_token
 
     def _context(
-        self, seqs: Seq[Sequence], rows: Tensor, positions: Tensor, slots: Tensor, width: int, *, chunk: bool, replay: bool = False
-    ) -> StepContext:
-        record = not replay and any(seq.params.record for seq in seqs)
-        mass = not replay and (record or (self.runner is not None and self.runner.reads_attention))
-        step = StepContext(self.cache, self.table, rows, positions, slots, width, chunk=chunk, want_mass=mass, replay=replay, record=record)
+        self, rows: Tensor, positions: Tensor, slots: Tensor, width: int, *, mass: bool, chunk: tuple[int, int] | None = None,
+        replay: bool = False, record: bool = False,
+    ) -> StepContext:  # fmt: skip
+        kind: type[StepContext] = PlainStep
+        if self.kernels:
+            from .kernel_step import KernelStep
+
+            kind = KernelStep
+        step = kind(self.cache, self.table, rows, positions, slots, width, chunk, mass, replay, record)
         self.key_norms = step.key_norms
         return step
 
-    def _sample(self, seqs: Seq[Sequence], rows: Tensor, count: Tensor, logits: Tensor, step: StepContext) -> None:
-        seeds = self._rows([seq.seed for seq in seqs])
-        token = sample(logits, [seq.params for seq in seqs], seeds, self.table.length[rows])
-        forced = self._rows([seq.params.forced[seq.decoded] if seq.params.forced else -1 for seq in seqs])
-        token = torch.where(forced >= 0, forced, token)
-        longest = max(1, *(len(seq.end_ids) for seq in seqs))
-        ends = self._rows([[*seq.end_ids, *[-1] * (longest - len(seq.end_ids))] for seq in seqs])
-        stopped = (token[:, None] == ends).any(1) & (count > 0)
+    def _decoded(self, rows: Tensor, count: Tensor, logits: Tensor, step: StepContext, mass: Tensor | None) -> Decoded:
+        highest, chosen = logits.max(-1)
         # A layer that went wrong shows in the logits; L stands for the head itself.
-        finite = logits.isfinite().all(1)
-        layer = torch.where(step.first_bad >= 0, step.first_bad, torch.where(finite, -1, self.model.layers))
-        layer = torch.where(count > 0, layer, -1)
-        self._bad_layer[rows] = layer
-        self._token[rows], self._stopped[rows] = token, stopped.long()
+        finite = logits.isfinite().all(1) if not self.kernels else highest.isfinite()
+        layer = step.bad_layer
+        layer = torch.where(layer >= 0, layer, torch.where(finite, -1, self.model.layers))
+        return Decoded(rows, count, logits, chosen, layer, mass)
+
+    def _sample(self, seqs: Seq[Sequence], made: Decoded) -> None:
+        """Choose the tokens of rows that have logits, and see who stops."""
+        rows, count, token = made.rows, made.count, made.chosen
+        if any(seq.params.draws for seq in seqs):
+            seeds = self._rows([seq.seed for seq in seqs])
+            token = sample(made.logits.float(), [seq.params for seq in seqs], seeds, self.table.length[rows])
+        longest = max(1, *(len(seq.end_ids) for seq in seqs))
+        said = self._rows(
+            [[seq.params.forced[seq.decoded] if seq.params.forced else -1, *seq.end_ids, *[-1] * (longest - len(seq.end_ids))] for seq in seqs]
+        )
+        forced, ends = said[:, 0], said[:, 1:]
+        if self.kernels:
+            from .kernels.step_end import finish
+
+            finish(rows, count, token, made.bad_layer, forced, ends, self.last_token, self.alive, self.made)
+            return
+        token = torch.where(forced >= 0, forced, token)
+        stopped = (token[:, None] == ends).any(1) & (count > 0)
+        layer = torch.where(count > 0, made.bad_layer, -1)
+        self.made[rows] = torch.stack((count, token, stopped.long(), layer), 1)
         self.last_token[rows] = torch.where(count > 0, token, self.last_token[rows])
         self.alive[rows] &= ~stopped & (layer < 0)
 
@@ -176,18 +248,19 @@ class Worker:
         rows = [seq.held_row for seq in seqs]
         kill, failed = self.runner.evict(rows, width)
         index = self._rows(rows)
-        due = (self._ran[index] > 0) & (self.table.n_live[index] > self.runner.budget[index]) & ~self.runner.bad[index]
+        due = (self.made[index, 0] > 0) & (self.table.n_live[index] > self.runner.budget[index]) & ~self.runner.bad[index]
         self.alive[index] &= ~self.runner.bad[index]
         return kill & due[:, None], failed
 
     def evict_token(self, seqs: Seq[Sequence], kill: Tensor) -> None:
         """kill: bool [B, width]."""
         evicted, freed = self.table.evict_token(self._rows([seq.held_row for seq in seqs]), kill)
-        self._evicted, self._freed = self._evicted + evicted, self._freed + freed
+        self.counters[EVICTED] += evicted
+        self.counters[FREED] += freed
         self.main_operation()
 
     def apply_logged_deaths(self, seq: Sequence) -> None:
-        self._freed = self._freed + self.table.apply_logged_deaths(self._rows([seq.held_row]))
+        self.counters[FREED] += self.table.apply_logged_deaths(self._rows([seq.held_row]))
         self.main_operation()
 
     def evict_out_of_window(self, seqs: Seq[Sequence], width: int) -> None:
@@ -196,19 +269,20 @@ class Worker:
         assert window is not None
         rows = self._rows([seq.held_row for seq in seqs])
         ids = torch.arange(width, device=rows.device)
-        ran = self._ran[rows][:, None] > 0  # a row that has stopped keeps what it has
+        ran = self.made[rows, :1] > 0  # a row that has stopped keeps what it has
         self.evict_token(seqs, ran & (ids <= self.table.length[rows][:, None] - window))
 
     def publish(self) -> None:
         """Apply the plan in flight. Raises ReclaimError if its copies failed."""
         assert self.reclaimer is not None
         moves, freed = self.reclaimer.publish()
-        self._moves, self._freed = self._moves + moves, self._freed + freed
+        self.counters[MOVED] += moves
+        self.counters[FREED] += freed
         self.main_operation()
 
     def drop_prefixes(self, n: int) -> None:
         assert self.index is not None
-        self._freed = self._freed + self.index.drop(n)
+        self.counters[FREED] += self.index.drop(n)
         self.main_operation()
 
     # -- what the host asks ---------------------------------------------------------------------------------------------
@@ -227,17 +301,26 @@ class Worker:
         return need
 
     def record(self) -> Tensor:
-        """int64 [R + 1, fields]: see step_in_flight."""
+        """int64 [R + 1, fields]: see step_in_flight. Begins a new step's books."""
         table, pool = self.table, self.pool
-        bad = self.runner.bad.long() if self.runner is not None else torch.zeros_like(self._ran)
+        if self.kernels and self.index is None:
+            from .kernels.step_end import record
+
+            bad_answer = self.runner.bad if self.runner is not None else None
+            return record(self.made, bad_answer, table.n_live, table.blocks, self.counters, pool.top, pool.n_blocks, pool.trash)
+        bad = self.runner.bad.long() if self.runner is not None else torch.zeros_like(table.n_live)
         n_held = (table.blocks != pool.trash).sum(1)
-        made = torch.stack((self._ran, self._token, self._stopped, bad, self._bad_layer, table.n_live, n_held), 1)
+        ran, token, stopped, layer = self.made.unbind(1)
+        made = torch.stack((ran, token, stopped, bad, layer, table.n_live, n_held), 1)
         held, live = pool.n_blocks - pool.top, table.n_live[:-1].sum()
         if self.index is not None:
             owned = self.index.owned()
             held = held - ((owned > 0) & (pool.owners == owned)).sum()
             live = self.live_slots().sum()
-        made[-1, :6] = torch.stack((pool.top, self._evicted, self._moves, self._freed, held, live))
+        made[-1, : len(POOL_FIELDS)] = torch.stack((pool.top, *self.counters, held, live))
+        self.made.zero_()
+        self.made[:, ROW_FIELDS.index("stopped") + 1] = -1
+        self.counters.zero_()
         return made
 
     def live_slots(self) -> Tensor:
