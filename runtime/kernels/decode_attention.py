@@ -183,10 +183,12 @@ class Tuning:
 
 def tuning(head_dim: int, itemsize: int, programs: int, capability: tuple[int, int] | None) -> Tuning:
     """programs: rows times KV heads. Hopper's were measured on an H200; the others follow from shared memory (100 KB on Ada)."""
+    if capability is None:
+        return Tuning(32, 4, 1, 2 * programs)  # interpreted, one program after the other
     row = triton.next_power_of_2(head_dim) * itemsize
     if row > 256:
         return Tuning(32 if row <= 512 else 16, 4, 2, 2 * 132)
-    if capability is None or capability[0] != 9:
+    if capability[0] != 9:
         return Tuning(32, 4, 3, 2 * 108)
     # With as many pairs as programs, two splits each still even out rows of unlike lengths.
     return Tuning(32, 4, 6, 2 * 132) if programs < 2 * 132 else Tuning(64, 4, 4, 2 * programs)
@@ -207,7 +209,7 @@ class DecodeScratch:
         query_heads = heads * group
         self.parts = torch.empty(batch, query_heads, self.splits, head_dim, device=device)
         self.lse = torch.empty(batch, query_heads, self.splits, device=device)
-        self.mass_programs = max(16, min(256, triton.cdiv(1024, batch)))
+        self.mass_programs = max(16, min(256, triton.cdiv(1024, batch))) if capability is not None else 2
         kept = torch.float32 if dtype == torch.float32 else torch.float16
         shape = (batch, query_heads, width) if mass else (1, 1, 1)
         self.probs = torch.empty(shape, dtype=kept, device=device)

@@ -54,13 +54,14 @@ def _append_one(
     block, live, free = tl.load(got + b), tl.load(n_live + row), tl.load(n_free + row)
     s = tl.arange(0, S_PAD)
     if block >= 0:
-        ordinal = max_blocks
+        lowest = max_blocks
         for first in range(0, max_blocks, O):
             o = first + tl.arange(0, O)
             absent = tl.load(blocks + row * max_blocks + o, mask=o < max_blocks, other=-1) == trash
-            ordinal = tl.minimum(ordinal, tl.min(tl.where(absent, o, max_blocks), 0))
+            lowest = tl.minimum(lowest, tl.min(tl.where(absent, o, max_blocks), 0))
+        ordinal = lowest.to(tl.int64)
         tl.store(blocks + row * max_blocks + ordinal, block)
-        tl.store(home + block, ordinal.to(tl.int64))
+        tl.store(home + block, ordinal)
         tl.store(held + row * max_blocks * S + ordinal * S + s, tl.where(s == 0, n, -1).to(tl.int32), mask=s < S)
         tl.store(slot_map + row * max_blocks * S + live + s, (block * S + s).to(tl.int32), mask=s < S)
         place = block * S

@@ -7,6 +7,7 @@ initialization a dropped bias, or a wrong position, changes nothing.
 from __future__ import annotations
 
 import functools
+import os
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,9 @@ from transformers.models.qwen3 import Qwen3Config, Qwen3ForCausalLM
 from vtoken_sdk.policy import EvictionPolicy
 from vtoken_sdk.runtime import Engine, EngineConfig, Eviction, RequestOutput, SamplingParams, StepRecord
 from vtoken_sdk.runtime.model_loader import LoadedModel
+
+# The engine's side of every test that uses this module: VTOKEN_TEST_DEVICE=cuda puts it on a GPU, kernels and graphs included.
+DEVICE = torch.device(os.environ.get("VTOKEN_TEST_DEVICE", "cpu"))
 
 VOCABULARY = 1000
 TOLERANCE = 1e-3  # fp32: two right ways differ by about 3e-5, faults by 0.1 to 10
@@ -106,7 +110,8 @@ def small(architecture: str = "llama") -> Tiny:
 @functools.cache
 def tiny(architecture: str = "llama", dtype: torch.dtype = torch.float32, **changes: Any) -> Tiny:
     """A pair of models, made once a process."""
-    return Tiny(LoadedModel.from_transformers(build(architecture, dtype, **changes)), build(architecture, dtype, **changes))
+    served = torch.nn.Module.to(build(architecture, dtype, **changes), DEVICE)
+    return Tiny(LoadedModel.from_transformers(served), build(architecture, dtype, **changes))
 
 
 def prompt(seed: int, n: int, vocabulary: int = VOCABULARY) -> list[int]:
@@ -251,6 +256,9 @@ def drive(
     while engine.has_work:
         records += step_audited(engine)
         assert engine.steps < 3_000, "no end in sight"
+    for name in names:
+        if (kept := engine.outputs[name].logits) is not None:
+            engine.outputs[name].logits = kept.cpu()
     run = Run(engine, [list(p) for p in prompts], [engine.outputs[name] for name in names], records)
     run.assert_whole()
     return run
