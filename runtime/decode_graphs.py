@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ class DecodeGraphs:
         self.worker = worker
         self._captured: dict[tuple[int, bool], _Captured] = {}
         self._generation = -1
-        self._memory: tuple[int, int] | None = None
+        self._memory: Any = None  # the pool of memory that the graphs share
 
     def run(self, rows: Seq[int], *, mass: bool) -> Decoded:
         """As `Worker.decode_rows`; the result is valid until the next run."""

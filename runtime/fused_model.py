@@ -66,8 +66,9 @@ class FusedModel:
 
     def __init__(self, hf: PreTrainedModel, heads: int, scale: float, windows: Sequence[int | None]) -> None:
         model: Any = hf.model
+        head: Any = hf.lm_head
         self.embedding: Tensor = model.embed_tokens.weight
-        self.head = _Linear(hf.lm_head.weight, hf.lm_head.bias)  # type: ignore[union-attr, arg-type]
+        self.head = _Linear(head.weight, head.bias)
         self.heads, self.scale, self.windows = heads, scale, windows
         self.norm: Tensor = model.norm.weight
         self.epsilon: float = model.norm.variance_epsilon

@@ -14,6 +14,7 @@ from .kv_cache import KVCache
 from .model_adapter import ModelAdapter
 from .recording import Recording
 from .token_table import TokenTable
+from .transfer import to_device
 
 
 class PolicyRunner:
@@ -82,13 +83,13 @@ class PolicyRunner:
             for name, value in view.state.tensors.items():
                 self._store(name)[index_rows[index], :, :width] = value.masked_fill(~known, 0)
 
-        index_rows = torch.as_tensor(rows, device=self.table.device)
+        index_rows = to_device(rows, self.table.device)
         return self._blame(call, rows)
 
     def evict(self, rows: Sequence[int], width: int) -> tuple[Tensor, dict[int, PolicyError]]:
         """Ask who dies: bool [B, width]. Rows that failed kill nothing and are named in the second result."""
         kill = torch.zeros(len(rows), width, dtype=torch.bool, device=self.table.device)
-        index_rows = torch.as_tensor(rows, device=self.table.device)
+        index_rows = to_device(rows, self.table.device)
 
         def call(index: Tensor) -> None:
             view = self._view(index_rows[index], width, writable=False)

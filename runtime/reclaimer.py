@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 
 from .config import ReclaimOptions
 from .copy_stream import CopyStream
 from .planner import Plan, plan
 from .token_table import TokenTable
+from .transfer import to_device
 
 
 class ReclaimError(RuntimeError):
@@ -54,7 +54,7 @@ class Reclaimer:
     def plan(self, rows: Sequence[int], step: int) -> None:
         """Plan for these rows; `launch` starts the copies. Published `publish_after` steps from `step`."""
         assert self._plan is None, "one plan in flight"
-        self._plan = plan(self.table, torch.as_tensor(rows, device=self.table.device), self.options)
+        self._plan = plan(self.table, to_device(rows, self.table.device), self.options)
         self.rows, self._due = frozenset(rows), step + self.options.publish_after
 
     def launch(self) -> None:

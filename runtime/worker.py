@@ -27,6 +27,7 @@ from .step_context import PlainStep, StepContext
 from .step_in_flight import POOL_FIELDS, ROW_FIELDS
 from .stopwatch import Stopwatch
 from .token_table import PAD, RESERVED, TokenTable, round_up
+from .transfer import to_device
 
 if TYPE_CHECKING:
     from .decode_graphs import DecodeGraphs
@@ -94,9 +95,7 @@ class Worker:
                 self.graphs = DecodeGraphs(self)
 
     def _rows(self, rows: Seq[int] | Seq[Seq[int]]) -> Tensor:
-        """int64 on the device, without waiting for it."""
-        on_host = torch.tensor(rows, dtype=torch.int64, pin_memory=self.model.device.type == "cuda")
-        return on_host.to(self.model.device, non_blocking=True)
+        return to_device(rows, self.model.device)
 
     def main_operation(self) -> None:
         """Another main-stream operation is launched: a deferred copy may now go on."""
@@ -220,7 +219,10 @@ class Worker:
             token = sample(made.logits.float(), [seq.params for seq in seqs], seeds, self.table.length[rows])
         longest = max(1, *(len(seq.end_ids) for seq in seqs))
         said = self._rows(
-            [[seq.params.forced[seq.decoded] if seq.params.forced else -1, *seq.end_ids, *[-1] * (longest - len(seq.end_ids))] for seq in seqs]
+            [
+                [seq.params.forced[seq.decoded] if seq.params.forced else -1, *seq.end_ids, *[-1] * (longest - len(seq.end_ids))]
+                for seq in seqs
+            ]
         )
         forced, ends = said[:, 0], said[:, 1:]
         if self.kernels:

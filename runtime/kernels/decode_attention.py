@@ -201,7 +201,9 @@ class DecodeScratch:
     probability's error stays below 2^-11 of it, and below 2^-24 of the largest), fp32 for fp32. peaks: fp32 [B, Hq, W / tokens].
     """
 
-    def __init__(self, batch: int, heads: int, group: int, head_dim: int, width: int, dtype: torch.dtype, device: torch.device, *, mass: bool) -> None:
+    def __init__(
+        self, batch: int, heads: int, group: int, head_dim: int, width: int, dtype: torch.dtype, device: torch.device, *, mass: bool
+    ) -> None:
         capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
         programs = batch * heads
         self.tuning = tuning(head_dim, dtype.itemsize, programs, capability)
@@ -251,7 +253,8 @@ def decode_attention(
     _merge[(query_heads + (maps * scratch.mass_programs if want else 0), batch)](
         scratch.parts, scratch.lse, scratch.probs, scratch.peaks, rows, n_live, first, out, mass, first_bad, layer,
         n_live.stride(0), live_head, scratch.probs.stride(1), scratch.peaks.stride(1),
-        mass.stride(0) if mass is not None else 0, mass.stride(1) if mass is not None and mass.dim() == 3 else 0, maps / query_heads, scratch.splits,
+        mass.stride(0) if mass is not None else 0, mass.stride(1) if mass is not None and mass.dim() == 3 else 0, maps / query_heads,
+        scratch.splits,
         H=heads, R=group, D=head_dim, D_PAD=d_pad, N=t.tokens, SPLITS_PAD=max(16, triton.next_power_of_2(scratch.splits)),
         GROUP=heads // maps, HEADS=min(32, triton.next_power_of_2(query_heads // maps)), MASS_PROGRAMS=scratch.mass_programs, T=MASS_BLOCK,
         WINDOW=first is not None, MASS=want, ADD=add,

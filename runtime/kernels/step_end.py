@@ -8,7 +8,6 @@ import triton.language as tl
 from torch import Tensor
 
 
-
 @triton.jit
 def _finish(rows, count, chosen, bad_layer, forced, ends, last_token, alive, made, n_ends, said_row, E: tl.constexpr):
     b = tl.program_id(0)
@@ -47,14 +46,18 @@ def finish(
 
 
 @triton.jit
-def _record(made, bad, n_live, blocks, counters, top, out, n_rows, n_blocks, max_blocks, trash, BAD: tl.constexpr, R: tl.constexpr, O: tl.constexpr):
+def _record(
+    made, bad, n_live, blocks, counters, top, out, n_rows, n_blocks, max_blocks, trash, BAD: tl.constexpr, R: tl.constexpr, O: tl.constexpr
+):
     row = tl.program_id(0)
     held = tl.zeros((), tl.int64)
     if row < n_rows:
         if tl.load(n_live + row) > 0:
             for first in range(0, max_blocks, O):
                 o = first + tl.arange(0, O)
-                held += tl.sum((tl.load(blocks + row.to(tl.int64) * max_blocks + o, mask=o < max_blocks, other=trash) != trash).to(tl.int64), 0)
+                held += tl.sum(
+                    (tl.load(blocks + row.to(tl.int64) * max_blocks + o, mask=o < max_blocks, other=trash) != trash).to(tl.int64), 0
+                )
         at = out + row * 7
         for i in tl.static_range(3):
             tl.store(at + i, tl.load(made + row * 4 + i))
@@ -81,7 +84,9 @@ def _record(made, bad, n_live, blocks, counters, top, out, n_rows, n_blocks, max
         tl.store(at + 6, tl.zeros((), tl.int64))
 
 
-def record(made: Tensor, bad: Tensor | None, n_live: Tensor, blocks: Tensor, counters: Tensor, top: Tensor, n_blocks: int, trash: int) -> Tensor:
+def record(
+    made: Tensor, bad: Tensor | None, n_live: Tensor, blocks: Tensor, counters: Tensor, top: Tensor, n_blocks: int, trash: int
+) -> Tensor:
     """int64 [R + 1, 7]: see `step_in_flight`. Resets made and counters, int64 [3]: tokens evicted, moved, blocks freed."""
     out = torch.empty(len(made), 7, dtype=torch.int64, device=made.device)
     rows = len(made) - 1

@@ -177,6 +177,7 @@ def assert_same_choice(tokens: Sequence[int], logits: Tensor, expected: Sequence
 
 def assert_close(got: Tensor, want: Tensor, tolerance: float = TOLERANCE) -> None:
     """Logits, [n, V] each."""
+    got, want = got.cpu(), want.cpu()
     assert got.shape == want.shape
     off = (got - want).abs().amax(1)
     assert bool(off.isfinite().all()), f"not finite at steps {(~off.isfinite()).nonzero().flatten().tolist()[:8]}"

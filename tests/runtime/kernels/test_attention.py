@@ -50,7 +50,9 @@ class Batch:
             at += n
         self.query = torch.randn(len(lengths), heads * group, head_dim, device=DEVICE).to(dtype)
 
-    def run(self, softcap: float | None, first: Tensor | None, *, mass: bool, add: float | None = None) -> tuple[Tensor, Tensor | None, Tensor]:
+    def run(
+        self, softcap: float | None, first: Tensor | None, *, mass: bool, add: float | None = None
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
         batch, query_heads, head_dim = self.query.shape
         heads = self.keys.shape[1]
         scratch = kernels.DecodeScratch(batch, heads, query_heads // heads, head_dim, self.width, self.keys.dtype, DEVICE, mass=mass)
@@ -78,8 +80,8 @@ class Batch:
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256] if CUDA else [16, 80])
-@pytest.mark.parametrize("group", [1, 2, 3, 4, 8] if CUDA else [1, 3])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256] if CUDA else [80])
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 8] if CUDA else [3])
 def test_decode(dtype: torch.dtype, head_dim: int, group: int) -> None:
     batch = Batch([*LENGTHS, FULL], 2, group, head_dim, dtype)
     want, received = batch.plain(None, None)
@@ -166,7 +168,7 @@ CHUNKS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("case", CHUNKS, ids=lambda c: "-".join(f"{k}{v}" for k, v in c.items()))
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-@pytest.mark.parametrize(("heads", "group", "head_dim"), [(2, 4, 128), (1, 3, 80), (1, 1, 256)] if CUDA else [(1, 2, 16), (1, 3, 80)])
+@pytest.mark.parametrize(("heads", "group", "head_dim"), [(2, 4, 128), (1, 3, 80), (1, 1, 256)] if CUDA else [(1, 3, 80)])
 def test_a_chunk_over_the_live_past(case: dict[str, Any], dtype: torch.dtype, heads: int, group: int, head_dim: int) -> None:
     torch.manual_seed(1)
     n, live = case["n"], case["live"]
@@ -185,7 +187,9 @@ def test_a_chunk_over_the_live_past(case: dict[str, Any], dtype: torch.dtype, he
     query = torch.randn(n, heads * group, head_dim, device=DEVICE).to(dtype)
     softcap, window = case.get("softcap"), case.get("window")
     positions = torch.arange(start, start + n, device=DEVICE)
-    want, received = plain_chunk(query.transpose(0, 1), keys[slots], values[slots], positions, ids, 0.2, softcap, window, died_at, mass=True)
+    want, received = plain_chunk(
+        query.transpose(0, 1), keys[slots], values[slots], positions, ids, 0.2, softcap, window, died_at, mass=True
+    )
 
     def padded(x: Tensor | None) -> Tensor | None:
         return None if x is None else torch.cat([x, torch.full((99,), 2**30, device=DEVICE)]).int()
