@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from vtoken_sdk.report.compare import fixed_label
+from vtoken_sdk.report.compare import Row, fixed_label
 from vtoken_sdk.report.figures import Figure, block_unit, held_ratio, in_blocks_of
-from vtoken_sdk.report.terminal import tables
+from vtoken_sdk.report.terminal import tables, width_of_output
 from vtoken_sdk.sweep.results import job_names, job_row
 
 if TYPE_CHECKING:
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 def print_replays(path: Path, about: Mapping[str, Any], replays: Sequence[tuple[Job, Mapping[str, Any]]], notes: Sequence[str]) -> None:
     """replays: each job with its figures, or with {"error": ...}."""
-    console = Console(highlight=False, markup=False)
+    console = Console(width=width_of_output(), highlight=False, markup=False)
     facts = ", ".join(f"{key}={about[key]}" for key in ("model", "weights", "workload", "requests", "ctx", "output_tokens", "chunk"))
     console.print(f"Open-loop replay of {path.name}: {facts}")
-    rows = [
-        job_row(job) | {"status": "failed" if "error" in replay else "done", "block_size": job.engine_config().slots_per_block} | replay
-        for job, replay in replays
-    ]
+    rows: list[Row] = []
+    for job, replay in replays:
+        status = "failed" if "error" in replay else "done"
+        rows.append({**job_row(job), "status": status, "block_size": job.engine_config().slots_per_block, **replay})
     if any(row["status"] == "done" for row in rows):
         if shared := fixed_label(rows, ("policy", "option", "budget")):
             console.print(Text(shared, style="bold"))

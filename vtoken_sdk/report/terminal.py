@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 
 from rich import box
@@ -15,6 +17,12 @@ from .verdict import caveats, verdict
 
 TITLE_KEYS = ("policy", "option", "budget", "model", "weights", "dtype", "device", "workload", "requests", "ctx")
 PADDING = 2  # characters between two columns
+WIDE = 200  # characters
+
+
+def width_of_output() -> int | None:
+    """None: the terminal's own, or $COLUMNS. Piped, there is no screen to fit: one wide table is easier to read, and to cut."""
+    return None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE
 
 
 def print_comparison(console: Console, rows: Sequence[Row]) -> None:
