@@ -82,7 +82,7 @@ def test_no_figure_is_cut_and_what_varies_is_named(
         ("record run.parquet budget=0.5", "budget: vtoken-sweep has it, not vtoken-replay record"),
         ("record nowhere/run.parquet", "no folder nowhere"),
         ("record run.parquet ctx=9m", "ctx="),
-        ("run gone.parquet", "gone.parquet"),
+        ("run gone.parquet", "gone.parquet: there is no such file"),
         ("run run.parquet runtime=native", "runtime=native evicts nothing"),
         ("run run.parquet policy=h3o", "h2o"),
         ("run run.parquet budget=0", "budget=0"),
