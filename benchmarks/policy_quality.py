@@ -1,14 +1,17 @@
 """What each policy costs in quality on real text, and what its victims leave held: every bundled policy x budgets, one table.
 
-    python benchmarks/policy_quality.py [--model smollm2] [--ctx 384] [--items 6] [--tokens 32] [--budgets 0.1 0.25 0.5] [--out FILE]
+    python benchmarks/policy_quality.py [--model smollm2] [--ctx 256] [--seeds 0 1 2 ...] [--items 1] [--budgets 0.1 0.25 0.5] [--out FILE]
     python benchmarks/policy_quality.py --table FILE    the table of a file, as Markdown
 
-Texts: windows of the bundled book; NLL of the true continuation, KL and top-1 agreement against the full cache. Needles: a fact in such a
-window, asked for at its end (query-aware); NLL of the answer, and whether every token of it is the model's first choice. Needles that the
-full cache itself fails are dropped and counted. One engine serves all items of a policy and budget under `vtoken`. Blocks a request:
-`naive` from the victims at the prompt's end (blocks with a live token), `vtoken` and the ideal as measured over the decode steps.
-95 % intervals: bootstrap over items, 2,000 draws. The file is written after each policy, and what is in it is not run again.
-A small model does not speak for large ones.
+Each seed has texts and needles of its own, and its requests have seeds of their own. Texts: windows of the bundled book; NLL of the true
+continuation, KL and top-1 agreement against the full cache. Needles: a fact in such a window, asked for at its end (query-aware); NLL of
+the answer, and whether every token of it is the model's first choice. Needles that the full cache itself fails are dropped and counted.
+One engine serves all items of a policy and budget under `vtoken`. Blocks a request: `naive` from the victims at the prompt's end (blocks
+with a live token), `vtoken` and the ideal as measured over the decode steps.
+
+The file has one value a seed: the mean over its items. 95 % intervals: bootstrap over the seeds, 2,000 draws, the same for all policies,
+so that differences are paired. With few seeds such intervals are too narrow. The file is written after each policy, and what is in it is
+not run again. A small model does not speak for large ones.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from typing import Any
 import torch
 import transformers
 
-from vtoken_sdk.needle import needles
+from vtoken_sdk.needle import Needle, needles
 from vtoken_sdk.quality import FullCache, compare
 from vtoken_sdk.registry import available_policies, load_policy
 from vtoken_sdk.runtime import Engine, EngineConfig, EvictOptions, RequestOutput, SamplingParams, look_ahead
@@ -37,28 +40,43 @@ from vtoken_sdk.workloads import text
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZE, EVERY, DRAWS = 16, 16, 2000
+BASE = "streaming_llm"  # the cheapest policy that works: whoever reads more should do better
 
 
 class Items:
-    """Texts and needles, with the full cache's logits of each."""
+    """Texts and needles of all seeds, with the full cache's logits of each. `text_seeds`, `needle_seeds`: the seed of each."""
 
     def __init__(self, model: LoadedModel, args: argparse.Namespace) -> None:
-        self.model, full = model, FullCache(model)
-        texts = text(model, requests=args.items, ctx=args.ctx, output_tokens=args.tokens, seed=args.seed)
-        assert texts.continuations is not None
-        self.texts = list(zip(texts.prompts, texts.continuations, strict=True))
+        self.model, self.seeds, full = model, args.seeds, FullCache(model)
+        self.texts: list[tuple[list[int], list[int]]] = []
+        self.needles: list[Needle] = []
+        self.text_seeds: list[int] = []
+        self.needle_seeds: list[int] = []
+        self.failed_by_full = 0
+        for seed in args.seeds:
+            texts = text(model, requests=args.items, ctx=args.ctx, output_tokens=args.tokens, seed=seed)
+            assert texts.continuations is not None
+            self.texts += zip(texts.prompts, texts.continuations, strict=True)
+            self.text_seeds += [seed] * args.items
+            found = needles(model, items=args.items, ctx=args.ctx, seed=seed)
+            kept = [n for n in found if correct(full.logits(n.prompt, n.forced)[n.answer :], n.forced[n.answer :])]
+            self.needles += kept
+            self.needle_seeds += [seed] * len(kept)
+            self.failed_by_full += len(found) - len(kept)
+        if lost := set(args.seeds) - set(self.needle_seeds):
+            raise SystemExit(f"the full cache fails all needles of seed {min(lost)}: take another seed, or more --items")
         self.full_texts = [full.logits(*item) for item in self.texts]
-        found = needles(model, items=args.items, ctx=args.ctx, seed=args.seed)
-        judged = [(n, full.logits(n.prompt, n.forced)) for n in found]
-        kept = [(n, logits) for n, logits in judged if correct(logits[n.answer :], n.forced[n.answer :])]
-        self.needles = [n for n, _ in kept]
-        self.failed_by_full = len(found) - len(kept)
-        self.full_needle_nll = [nll(logits[n.answer :], n.forced[n.answer :]) for n, logits in kept]
+        self.full_needle_nll = [nll(full.logits(n.prompt, n.forced)[n.answer :], n.forced[n.answer :]) for n in self.needles]
 
     def run(self, name: str, budget: float, args: argparse.Namespace) -> dict[str, Any]:
         # Needles first: their answers are short, so that the last steps are the texts' alone.
         prompts = [n.prompt for n in self.needles] + [p for p, _ in self.texts]
-        params = [SamplingParams(forced=tuple(ids), logits=True) for ids in [n.forced for n in self.needles] + [c for _, c in self.texts]]
+        forced = [n.forced for n in self.needles] + [c for _, c in self.texts]
+        seeds = self.needle_seeds + self.text_seeds
+        params = [
+            SamplingParams(forced=tuple(ids), logits=True, seed=(seed << 32) + i)
+            for i, (ids, seed) in enumerate(zip(forced, seeds, strict=True))
+        ]
         blocks = len(prompts) * (-(-(args.ctx + args.tokens) // SIZE) + 2)
         config = EngineConfig(pool_blocks=blocks, budget=budget, evict=EvictOptions("end", EVERY), max_running=len(prompts), chunk=args.ctx)
         policy = load_policy(name)
@@ -76,24 +94,29 @@ class Items:
         ]
         answers = [(logits_of(o)[n.answer :], n.forced[n.answer :]) for n, o in zip(self.needles, asked, strict=True)]
         settled = [r for r in records if r.decode_tokens == len(self.texts) and not r.prefill_tokens]
+        of_texts = {key: self.by_seed([s[i] for s in scores], self.text_seeds) for i, key in enumerate(("nll", "nll_full", "kl", "top1"))}
+        of_needles = {
+            "needle_nll": [nll(*a) for a in answers],
+            "needle_nll_full": self.full_needle_nll,
+            "needle_accuracy": [float(correct(*a)) for a in answers],
+        }
         return {
             "policy": name,
             "budget": budget,
-            "nll": interval([s[0] for s in scores]),
-            "nll_full": interval([s[1] for s in scores]),
-            "kl": interval([s[2] for s in scores]),
-            "top1": interval([s[3] for s in scores]),
-            "needle_nll": interval([nll(*a) for a in answers]),
-            "needle_nll_full": interval(self.full_needle_nll),
-            "needle_accuracy": interval([float(correct(*a)) for a in answers]),
-            "needles": len(answers),
+            **of_texts,
+            **{key: self.by_seed(values, self.needle_seeds) for key, values in of_needles.items()},
+            "needles": [self.needle_seeds.count(seed) for seed in self.seeds],
             "needles_failed_by_full": self.failed_by_full,
             "blocks_native": -(-args.ctx // SIZE),
-            "blocks_naive": statistics.fmean(naive_blocks(o) for o in texts),
+            "blocks_naive": self.by_seed([float(naive_blocks(o)) for o in texts], self.text_seeds),
             "blocks_vtoken": statistics.fmean(r.blocks_held / r.running for r in settled),
             "blocks_ideal": statistics.fmean(r.blocks_ideal / r.running for r in settled),
             "seconds": round(seconds, 1),
         }
+
+    def by_seed(self, values: Sequence[float], seeds: Sequence[int]) -> list[float]:
+        """The mean over each seed's items."""
+        return [statistics.fmean(v for v, s in zip(values, seeds, strict=True) if s == seed) for seed in self.seeds]
 
 
 def logits_of(output: RequestOutput) -> torch.Tensor:
@@ -116,36 +139,50 @@ def naive_blocks(output: RequestOutput) -> int:
 
 
 def interval(values: Sequence[float]) -> list[float]:
-    """[mean, low, high]: a 95 % bootstrap interval over the items."""
+    """[mean, low, high] of one value a seed: a 95 % bootstrap interval over the seeds. Each call draws the same seeds."""
     draw = random.Random(0)
-    means = sorted(statistics.fmean(draw.choices(values, k=len(values))) for _ in range(DRAWS)) if values else [float("nan")]
-    return [statistics.fmean(values) if values else float("nan"), means[int(0.025 * len(means))], means[int(0.975 * len(means)) - 1]]
+    means = sorted(statistics.fmean(draw.choices(values, k=len(values))) for _ in range(DRAWS))
+    return [statistics.fmean(values), means[int(0.025 * DRAWS)], means[int(0.975 * DRAWS) - 1]]
 
 
 def as_markdown(known: dict[str, Any]) -> str:
-    """One row a policy and budget, by budget and then by KL; means with their intervals."""
-    head = ("budget", "policy", "KL", "top-1", "NLL", "needle NLL", "needles found", "naive", "vtoken", "ideal")
+    """One row a policy and budget, by budget and then by KL; means over the seeds with their intervals."""
+    costs = ("KL", f"KL above `{BASE}`", "top-1", "NLL above full", "needle NLL", "needles found")
+    head = ("budget", "policy", *costs, "naive", "vtoken", "ideal")
     lines = [" | ".join(("", *head, "")).strip(), "|" + " --- |" * len(head)]
-    for row in sorted(known["rows"], key=lambda r: (r["budget"], r["kl"][0])):
-        figures = [_with_interval(row[name], digits) for name, digits in (("kl", 3), ("top1", 2), ("nll", 2), ("needle_nll", 2))]
-        blocks = [f"{row[f'blocks_{name}']:.1f}" for name in ("naive", "vtoken", "ideal")]
-        found = f"{round(row['needle_accuracy'][0] * row['needles'])} of {row['needles']}"
-        lines.append(" | ".join(("", f"{row['budget']:g}", f"`{row['policy']}`", *figures, found, *blocks, "")).strip())
+    base = {row["budget"]: row["kl"] for row in known["rows"] if row["policy"] == BASE}
+    for row in sorted(known["rows"], key=lambda r: (r["budget"], statistics.fmean(r["kl"]))):
+        figures = [
+            _with_interval(row["kl"], 3),
+            _with_interval(_less(row["kl"], base[row["budget"]]), 3) if base else "-",
+            _with_interval(row["top1"], 2),
+            _with_interval(_less(row["nll"], row["nll_full"]), 2),
+            _with_interval(row["needle_nll"], 2),
+            _with_interval(row["needle_accuracy"], 2),
+        ]
+        blocks = [f"{statistics.fmean(row['blocks_naive']):.1f}", *(f"{row[f'blocks_{name}']:.1f}" for name in ("vtoken", "ideal"))]
+        lines.append(" | ".join(("", f"{row['budget']:g}", f"`{row['policy']}`", *figures, *blocks, "")).strip())
     setup, full = known["setup"], known["rows"][0]
     where = f"{setup['dtype'].removeprefix('torch.')} on {setup['device']}, {known['date'][:10]}, commit {known['commit']}"
-    sizes = f"{setup['items']} texts of {setup['ctx']} tokens, {setup['tokens']} tokens judged in each"
-    found = f"{full['needles']} needles that the full cache finds ({full['needles_failed_by_full']} more it does not)"
-    base = f"NLL {full['nll_full'][0]:.2f}, needle NLL {full['needle_nll_full'][0]:.2f}, {full['blocks_native']} blocks a request"
+    each = f"{setup['items']} text{'s' * (setup['items'] > 1)} of {setup['ctx']} tokens ({setup['tokens']} tokens judged)"
+    sizes = f"{len(setup['seeds'])} seeds, each with {each} and {setup['items']} needle{'s' * (setup['items'] > 1)}"
+    found = f"{sum(full['needles'])} needles that the full cache finds ({full['needles_failed_by_full']} more it does not)"
+    nlls = "NLL {:.2f}, needle NLL {:.2f}".format(*(statistics.fmean(full[name]) for name in ("nll_full", "needle_nll_full")))
     lines += [
         "",
-        f"{setup['model']}, {setup['weights']} weights, {where}: {sizes}; {found}. Full cache: {base}. "
-        "In brackets: 95 % bootstrap intervals over the items.",
+        f"{setup['model']}, {setup['weights']} weights, {where}: {sizes}; {found}. "
+        f"Full cache: {nlls}, {full['blocks_native']} blocks a request. In brackets: 95 % bootstrap intervals over the seeds, "
+        f"which are the same for all policies; {len(setup['seeds'])} seeds are few, and such intervals too narrow.",
     ]
     return "\n".join(lines) + "\n"
 
 
+def _less(values: Sequence[float], others: Sequence[float]) -> list[float]:
+    return [value - other for value, other in zip(values, others, strict=True)]
+
+
 def _with_interval(values: Sequence[float], digits: int) -> str:
-    mean, low, high = (f"{value:.{digits}f}" for value in values)
+    mean, low, high = (f"{round(value, digits) + 0.0:.{digits}f}" for value in interval(values))  # no -0.00
     return f"{mean} [{low}, {high}]"
 
 
@@ -153,10 +190,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--ctx", type=int, default=384)
-    parser.add_argument("--items", type=int, default=6)
-    parser.add_argument("--tokens", type=int, default=32)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ctx", type=int, default=256)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4, 5])
+    parser.add_argument("--items", type=int, default=1, help="texts of a seed, and needles of a seed")
+    parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--budgets", type=float, nargs="+", default=[0.1, 0.25, 0.5])
     parser.add_argument("--policies", nargs="+", default=sorted(available_policies()))
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "policy_quality.json")
@@ -166,7 +203,7 @@ def main() -> None:
         print(as_markdown(json.loads(args.table.read_text())), end="")
         return
     model = load_model(args.model, device=args.device)
-    setup = {key: getattr(args, key) for key in ("model", "ctx", "items", "tokens", "seed")}
+    setup = {key: getattr(args, key) for key in ("model", "ctx", "seeds", "items", "tokens")}
     setup |= {"weights": model.weights, "dtype": str(model.dtype), "device": model.device.type, "evict.every": EVERY, "block_size": SIZE}
     known = json.loads(args.out.read_text()) if args.out.exists() else {}
     rows = known["rows"] if known.get("setup") == setup else []
@@ -178,7 +215,8 @@ def main() -> None:
             if any(r["policy"] == name and r["budget"] == budget for r in rows):
                 continue
             rows.append(row := items.run(name, budget, args))
-            print(f"{name:<20} {budget:<5} KL {row['kl'][0]:.3f}  needle {row['needle_accuracy'][0]:.2f}  {row['seconds']} s", flush=True)
+            kl, found = statistics.fmean(row["kl"]), statistics.fmean(row["needle_accuracy"])
+            print(f"{name:<20} {budget:<5} KL {kl:.3f}  needle {found:.2f}  {row['seconds']} s", flush=True)
         facts = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit, "versions": versions}
         args.out.write_text(json.dumps({"setup": setup, **facts, "rows": rows}, indent=1) + "\n")
 

@@ -8,6 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The slow ones first: started last, one of them would run alone on one core."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture(autouse=True)
 def no_policies_left_behind() -> Iterator[None]:
     """A policy loaded by its path stays in sys.modules, and its folder on sys.path: right for a user, not for the next test."""

@@ -8,6 +8,7 @@ import inspect
 import re
 import runpy
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -52,7 +53,7 @@ def commands(block: str) -> Iterator[tuple[str, str]]:
 
 @dataclass
 class Newcomer:
-    """Works through a page, in one folder that is empty at first. Policies run in this process, except those of vtoken-sweep."""
+    """Works through a page, in one folder that is empty at first. Commands run in this process; a sweep's jobs have a fork server."""
 
     folder: Path
     monkeypatch: pytest.MonkeyPatch
@@ -97,8 +98,6 @@ class Newcomer:
         self.compare(shown, printed, exact=program in ("vtoken-new", "vtoken-check"))
 
     def call(self, program: str, arguments: list[str]) -> tuple[object, str]:
-        if program == "vtoken-sweep":  # whose jobs are processes anyhow
-            return self.shell(shlex.join([str(Path(sys.executable).with_name(program)), *arguments]))
         (entry,) = entry_points(group="console_scripts", name=program)
         self.monkeypatch.setattr(sys, "argv", [program, *arguments])
         main: Callable[[], None] = entry.load()
@@ -141,10 +140,14 @@ class Newcomer:
 def test_a_page_does_what_it_shows(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])  # to which a policy's folder is added
-    for name, value in {"COLUMNS": "100", "OMP_NUM_THREADS": "1"}.items():
+    for name, value in {"COLUMNS": "100", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}.items():
         monkeypatch.setenv(name, value)
     newcomer = Newcomer(tmp_path, monkeypatch, capsys)
-    newcomer.work_through(page)
+    on_term = signal.getsignal(signal.SIGTERM)
+    try:
+        newcomer.work_through(page)
+    finally:
+        signal.signal(signal.SIGTERM, on_term)
     for name in newcomer.written:
         failed = {result.name: result.message for result in run_checks(factory_of(f"./{name}")) if result.status == "FAILED"}
         assert bool(failed) == (name in newcomer.failing), f"{name}: {failed}"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from vtoken_sdk import new
+from vtoken_sdk import cli, new
 from vtoken_sdk.check import command
 
 ROOT = Path(__file__).parents[1]
@@ -56,6 +57,16 @@ def vtoken_new(here: Callable[[Callable[[], None]], Command]) -> Command:
 
 
 @pytest.fixture
+def vtoken_sweep(here: Callable[[Callable[[], None]], Command], monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
+    """Its jobs share a fork server with those of other tests."""
+    for name, value in {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}.items():
+        monkeypatch.setenv(name, value)
+    old = signal.getsignal(signal.SIGTERM)
+    yield here(cli.main)
+    signal.signal(signal.SIGTERM, old)
+
+
+@pytest.fixture
 def vtoken_check(here: Callable[[Callable[[], None]], Command]) -> Command:
     return here(command.main)
 
@@ -78,7 +89,7 @@ def assert_ruff_has_nothing_to_say(folder: Path, *options: str) -> None:
     run("ruff", "format", "--check", "--no-cache", *options, cwd=folder)
 
 
-def test_a_policy_works_at_once(vtoken_new: Command, vtoken_check: Command) -> None:
+def test_a_policy_works_at_once(vtoken_new: Command, vtoken_check: Command, vtoken_sweep: Command) -> None:
     done = vtoken_new("policy", "mine")
     assert (done.code, done.err) == (0, "")
     assert list(files()) == ["mine.py", "test_mine.py"]
@@ -99,7 +110,8 @@ def test_a_policy_works_at_once(vtoken_new: Command, vtoken_check: Command) -> N
     told = run("pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "-k", "not engine and not device", "test_mine.py")
     assert "49 passed, 2 skipped, 4 deselected" in told
 
-    run("vtoken_sdk.cli", "policy=./mine.py", "option.sinks=8", "budget=0.25", *SWEEP)
+    done = vtoken_sweep("policy=./mine.py", "option.sinks=8", "budget=0.25", *SWEEP)
+    assert not done.code, done
     rows = pq.read_table("out/results.parquet").to_pylist()
     assert [(row["runtime"], row["policy"], row["status"]) for row in rows] == [("vtoken", "./mine.py", "done")]
     assert rows[0]["evictions"] > 0

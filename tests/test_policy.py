@@ -231,6 +231,11 @@ def test_needs_are_checked_when_the_class_is_made() -> None:
         class Misspelt(EvictionPolicy):
             needs: ClassVar[frozenset[Need]] = frozenset({"attentoin"})  # type: ignore[arg-type]  # the mistake under test
 
+    with pytest.raises(TypeError, match=r"Worded.needs is the string 'attention'; write needs = frozenset"):
+
+        class Worded(EvictionPolicy):
+            needs = "attention"  # type: ignore[assignment]  # the mistake under test
+
     with pytest.raises(TypeError, match=r"Windowless needs .* a field `window: int`"):
 
         class Windowless(EvictionPolicy):

@@ -42,6 +42,8 @@ class EvictionPolicy(ABC):
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
+        if isinstance(cls.needs, str):
+            raise TypeError(f'{cls.__name__}.needs is the string {cls.needs!r}; write needs = frozenset({{"{cls.needs}"}})')
         unknown = set(cls.needs) - NEEDS
         if unknown:
             raise TypeError(f"{cls.__name__}.needs has {sorted(unknown)}; allowed are {sorted(NEEDS)}")

@@ -83,6 +83,15 @@ def test_all_failures_at_once_each_with_its_mend(vtoken_check: Check) -> None:
     assert re.search(r"checks: \d+ ok, 4 FAILED, \d+ skipped, 1 warning$", done.out, re.MULTILINE)
 
 
+def test_what_a_failure_leaves_open_is_one_line(vtoken_check: Check) -> None:
+    mine(evict="raise ValueError('mine')")
+    done = vtoken_check("mine.py")
+    assert done.code == 1
+    told = " ".join(done.out.split())
+    assert re.search(r"skipped \d+ others cannot be told while check_answer fails: needs, only_live, newest, budget,", told)
+    assert done.out.count("cannot be told") == 1
+
+
 def test_a_policys_own_warning_is_shown_once(vtoken_check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vtoken_sdk.check.kit.run_checks", lambda make: [run_check("check_budget", make)])
     done = vtoken_check("streaming_llm", "--option", "sinks=0")

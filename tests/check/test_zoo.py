@@ -14,7 +14,7 @@ from .zoo import ZOO
 from .zoo.answers import HalfWithoutEnd, Raises
 from .zoo.batching import CountsByRow
 from .zoo.declarations import UndeclaredAttention, WindowOfNothing
-from .zoo.purity import DrawsFromItsGenerator, RemembersOnItself
+from .zoo.purity import DrawsFromItsGenerator, MisspellsItsState, RemembersOnItself
 
 WITHOUT_ENGINE = [name for name in BY_NAME if name != "check_engine"]
 
@@ -79,6 +79,25 @@ def test_what_goes_wrong_in_the_engine_alone_is_the_engines_check() -> None:
     result = run_check("check_engine", TrustsTheView)
     assert result.status == "FAILED"
     assert "LookupError: this is no test" in result.message
+
+
+@dataclass
+class SaysWhoStays(EvictionPolicy):
+    """A mask of the survivors, where the answer is of the victims."""
+
+    def evict_token(self, cache: CacheView) -> Tensor:
+        return cache.live & ~cache.evict_lowest(cache.positions)
+
+
+def test_an_answer_the_wrong_way_round_is_told() -> None:
+    assert "Likely it says who stays, where it must say who dies." in run_check("check_budget", SaysWhoStays).message
+
+
+def test_a_misspelled_state_is_told_with_what_is_there() -> None:
+    message = run_check("check_state", MisspellsItsState).message
+    assert message.startswith(
+        'cache.state["mas"] was read in evict_token, but sync_new_tokens never assigned it; it assigns mass. So it is 0'
+    )
 
 
 @dataclass

@@ -39,7 +39,8 @@ def call(monkeypatch: pytest.MonkeyPatch, command: str) -> int | str | None:
 
 def test_record_once_and_compare_policies(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(monkeypatch, "record run.parquet ctx=96 requests=2 output_tokens=20") == 0
-    assert "vtoken-replay run run.parquet" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert out.startswith("2 requests, ") and "vtoken-replay run run.parquet" in out
     assert call(monkeypatch, "run run.parquet policy=./mine.py,h2o,oracle budget=0.25,0.5 evict.every=4 option.recent=0.2") == 2
     assert call(monkeypatch, "run run.parquet policy=./mine.py,h2o,oracle budget=0.25,0.5 evict.every=4") == 0
     out = capsys.readouterr().out
@@ -49,7 +50,25 @@ def test_record_once_and_compare_policies(folder: Path, monkeypatch: pytest.Monk
     ]
     assert call(monkeypatch, "run run.parquet policy=snapkv,h2o") == 3
     out = capsys.readouterr().out
-    assert "reads queries" in out and "h2o" in out
+    assert "failed: snapkv (2 times): policy SnapKV: it" in out and "reads queries" in out and "h2o" in out
+
+
+def test_no_figure_is_cut_and_what_varies_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    assert call(monkeypatch, "record run.parquet ctx=96 requests=1 output_tokens=20") == 0
+    assert capsys.readouterr().out.startswith("1 request, ")
+    assert call(monkeypatch, "run run.parquet policy=./mine.py budget=0.5 evict.every=2,8 policy.recent=2,4 runtime=vtoken") == 0
+    out = capsys.readouterr().out
+    assert "…" not in out and max(map(len, out.splitlines())) <= 50
+    assert "./mine.py, budget=0.5" in out
+    heads = [line.split() for line in out.splitlines() if line.startswith("option")]
+    assert [head[:3] for head in heads] == [["option", "evict_every", "runtime"]] * len(heads)
+    assert {name for head in heads for name in head[3:]} == {"kept", "held", "ideal", "waste", "moves", "ms"}
+    assert [line.split()[:2] for line in out.splitlines() if line.startswith("recent=")] == [
+        [f"recent={recent}", every] for recent in "24" for every in "28"
+    ] * len(heads)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +82,7 @@ def test_record_once_and_compare_policies(folder: Path, monkeypatch: pytest.Monk
         ("record run.parquet budget=0.5", "budget: vtoken-sweep has it, not vtoken-replay record"),
         ("record nowhere/run.parquet", "no folder nowhere"),
         ("record run.parquet ctx=9m", "ctx="),
-        ("run gone.parquet", "gone.parquet"),
+        ("run gone.parquet", "gone.parquet: there is no such file"),
         ("run run.parquet runtime=native", "runtime=native evicts nothing"),
         ("run run.parquet policy=h3o", "h2o"),
         ("run run.parquet budget=0", "budget=0"),

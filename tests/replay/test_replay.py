@@ -135,7 +135,7 @@ def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
 def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "text.parquet").write_text("no")
     pq.write_table(pa.table({"x": [1]}), tmp_path / "table.parquet")
-    for name, said in {"none": "not a readable", "text": "not a readable", "table": "no recording"}.items():
+    for name, said in {"none": "no such file", "text": "not a readable", "table": "no recording"}.items():
         with pytest.raises(RecordingError, match=f"{name}.parquet.*{said}"):
             read_recording(tmp_path / f"{name}.parquet")
 

@@ -38,7 +38,7 @@ def test_offline_is_the_default_and_holds_everything(job: Path) -> None:
     began = time.monotonic()
     tracker.add(job)
     assert time.monotonic() - began < 0.5
-    assert tracker.close().startswith("W&B: 1 offline runs; to upload them: wandb sync ")
+    assert tracker.close().startswith("W&B: 1 offline run; to upload: wandb sync ")
     text = json.dumps(read_back(job))
     steps = pq.read_table(job / "steps.parquet").num_rows
     for word in ("a-sweep", "reclaim_packing", "policy_sha256", "vtoken"):
@@ -117,7 +117,7 @@ def test_online_without_an_account_never_asks(job: Path) -> None:
 
 def test_no_home_does_not_matter(job: Path) -> None:
     note, _ = run_mirror(job, "offline", PATIENT, HOME="/nonexistent")
-    assert note.startswith("W&B: 1 offline runs"), note
+    assert note.startswith("W&B: 1 offline run;"), note
 
 
 def test_a_folder_that_cannot_be_written_is_one_warning(job: Path) -> None:

@@ -142,11 +142,17 @@ def _check_budget(make: PolicyFactory, record: Record) -> None:
             if int(left[row]) > int(limit[row]):
                 if _documented(make, "ignores the budget"):
                     raise CheckSkipped("its docstring says that it ignores the budget")
-                what = "nobody" if not bool(answer.asked[row].any()) else f"{int((answer.asked & answer.live)[row].sum())} tokens"
+                named = int((answer.asked & answer.live)[row].sum())
+                what = "nobody" if not bool(answer.asked[row].any()) else f"{named} tokens"
+                likely = (
+                    "the number to kill is taken from `length`, which counts the dead too, or protection has no end: the budget comes first"
+                )
+                if named == int(limit[row]):
+                    likely = "it says who stays, where it must say who dies"
                 raise CheckFailed(
-                    f"{answer.told(row)}: the answer names {what} and leaves {int(left[row]) / groups:g} live tokens a group. Likely the "
-                    "number to kill is taken from `length`, which counts the dead too, or protection has no end: the budget comes first. "
-                    "evict_lowest sees to both; a choice of your own starts from cache.live.sum(-1, keepdim=True) - cache.budget."
+                    f"{answer.told(row)}: the answer names {what} and leaves {int(left[row]) / groups:g} live tokens a group. "
+                    f"Likely {likely}. evict_lowest sees to all of that; a choice of your own starts from "
+                    "cache.live.sum(-1, keepdim=True) - cache.budget."
                 )
             shares.append(float(left[row] / limit[row]))
     if shares and sum(shares) / len(shares) < 0.8 and not _documented(make, "burst", "below the budget"):

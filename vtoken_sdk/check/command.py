@@ -62,13 +62,22 @@ def check(spec: str, options: Sequence[str], *, bench: bool) -> int:
 
 
 def print_checks(console: Console, make: PolicyFactory) -> bool:
-    """A line for each check as it ends, and the count. Returns whether some failed."""
-    from .kit import run_checks
+    """A line for each check as it ends, one for those that a failure leaves open, and the count. Returns whether some failed."""
+    from .kit import UNTOLD, run_checks
 
     results = []
+    untold: dict[str, list[str]] = {}
     for result in run_checks(make):
         results.append(result)
-        print_result(console, result)
+        if result.message.startswith(UNTOLD):
+            untold.setdefault(result.message, []).append(result.name.removeprefix("check_"))
+        else:
+            print_result(console, result)
+    for message, names in untold.items():
+        if len(names) == 1:
+            _entry(console, "skipped", names[0], message)
+        else:
+            _entry(console, "skipped", f"{len(names)} others", f"{message}: {', '.join(names)}")
     counts = {status: sum(r.status == status for r in results) for status in ("ok", "FAILED", "skipped")}
     told = [f"{n} {status}" for status, n in counts.items() if n or status == "ok"]
     told += [f"{n} warning{'s' if n > 1 else ''}"] if (n := sum(len(r.warnings) for r in results)) else []

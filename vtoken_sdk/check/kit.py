@@ -13,6 +13,7 @@ from .factory import PolicyFactory
 from .faults import CheckFailed, CheckSkipped, CheckWarning
 
 Status = Literal["ok", "FAILED", "skipped"]
+UNTOLD = "cannot be told while"  # begins the message of a check that another's failure explains
 
 CHECKS: tuple[Callable[[PolicyFactory], None], ...] = (
     declarations.check_options,
@@ -97,7 +98,7 @@ def run_check(name: str, make: PolicyFactory) -> Result:
             status, message = "FAILED", str(failure)
             causes = [c for c in (failure.cause, *FOLLOWS.get(name, ())) if c not in (None, name)]
             if cause := next((c for c in causes if c is not None and _fails(c, make)), None):
-                status, message = "skipped", f"cannot be told while {cause} fails"
+                status, message = "skipped", f"{UNTOLD} {cause} fails"
     return Result(name, status, message, tuple(dict.fromkeys(str(w.message) for w in caught if w.category is CheckWarning)))
 
 

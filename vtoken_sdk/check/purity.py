@@ -10,7 +10,7 @@ from vtoken_sdk.policy import EvictionPolicy
 from .factory import PolicyFactory, make_policy
 from .faults import CheckFailed
 from .memory_cache import MemoryCache, ordinary_run
-from .record import first_difference
+from .record import expect_same
 from .requests import ordinary_requests
 
 
@@ -56,12 +56,12 @@ def check_hidden_state(make: PolicyFactory) -> None:
 
 def check_seed(make: PolicyFactory) -> None:
     """Same seed, same evictions."""
-    difference = first_difference(ordinary_run(make), MemoryCache(make_policy(make), ordinary_requests(), entropy=1).run())
-    if difference:
-        raise CheckFailed(
-            f"{difference}, after another torch.manual_seed. Draw from cache.seed (int64 [B, 1, 1], of the request) by a hash of seed and "
-            "token id, as the bundled `random` does, never from torch.rand, numpy or random."
-        )
+    expect_same(
+        ordinary_run(make),
+        MemoryCache(make_policy(make), ordinary_requests(), entropy=1).run(),
+        ", after another torch.manual_seed. Draw from cache.seed (int64 [B, 1, 1], of the request) by a hash of seed and "
+        "token id, as the bundled `random` does, never from torch.rand, numpy or random.",
+    )
 
 
 def check_new_request(make: PolicyFactory) -> None:
@@ -71,12 +71,12 @@ def check_new_request(make: PolicyFactory) -> None:
     """
     used = make_policy(make)
     MemoryCache(used, ordinary_requests()[::-1]).run()
-    difference = first_difference(MemoryCache(used, ordinary_requests()).run(), ordinary_run(make))
-    if difference:
-        raise CheckFailed(
-            f"{difference}: the first had served other requests before. Something outlives a request, likely a global variable or a cache "
-            "of the module. Keep per-request values in cache.state."
-        )
+    expect_same(
+        MemoryCache(used, ordinary_requests()).run(),
+        ordinary_run(make),
+        ": the first had served other requests before. Something outlives a request, likely a global variable or a cache "
+        "of the module. Keep per-request values in cache.state.",
+    )
 
 
 def check_copies(make: PolicyFactory) -> None:
@@ -90,6 +90,5 @@ def check_copies(make: PolicyFactory) -> None:
                 f"{how} fails: {type(error).__name__}: {error}. Sweeps send policies to other processes. Keep options plain (numbers, "
                 "strings, tuples), and the class at the top level of its file."
             ) from error
-        difference = first_difference(ordinary_run(make), MemoryCache(twin, ordinary_requests()).run())
-        if difference:
-            raise CheckFailed(f"{difference}: the second is a copy by {how}. Options must be fields, so that copies have them.")
+        copied = MemoryCache(twin, ordinary_requests()).run()
+        expect_same(ordinary_run(make), copied, f": the second is a copy by {how}. Options must be fields, so that copies have them.")

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from .faults import CheckFailed
+
 Deaths = list[tuple[int, list[list[int]]]]  # of one request: (length, the ids that died in each group), one entry an eviction
 
 
@@ -69,3 +71,9 @@ def first_difference(one: Record, other: Record) -> str | None:
         only = [sorted(died - also)[:6], sorted(also - died)[:6]]
         return f"request {request}, length {length}: {only[0]} died only in the first run, {only[1]} only in the second"
     return None
+
+
+def expect_same(one: Record, other: Record, why: str) -> None:
+    """Raises CheckFailed with the first difference and `why`, which goes on with the sentence."""
+    if difference := first_difference(one, other):
+        raise CheckFailed(f"{difference}{why}")

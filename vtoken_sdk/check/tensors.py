@@ -10,7 +10,7 @@ from .factory import PolicyFactory, make_policy
 from .faults import CheckFailed, CheckSkipped
 from .memory_cache import MemoryCache, ordinary_run
 from .modes import OneDevice, no_host_reads
-from .record import first_difference
+from .record import expect_same
 from .requests import Request, ordinary_requests
 
 
@@ -24,12 +24,12 @@ def check_bf16(make: PolicyFactory) -> None:
     low = [_cast(r, torch.bfloat16) for r in ordinary_requests()]
     same = [_cast(r, torch.float32) for r in low]
     # Head by head: a mean over heads and layers would hide most ties.
-    difference = first_difference(*(MemoryCache(make_policy(make), requests, per_head=True).run() for requests in (low, same)))
-    if difference:
-        raise CheckFailed(
-            f"{difference}: keys, values and queries were bf16 in the first, the same numbers in fp32 in the second. In bf16 most scores "
-            "tie or are rounded to another order: begin with kv.keys.float(), likewise for values and queries."
-        )
+    expect_same(
+        MemoryCache(make_policy(make), low, per_head=True).run(),
+        MemoryCache(make_policy(make), same, per_head=True).run(),
+        ": keys, values and queries were bf16 in the first, the same numbers in fp32 in the second. In bf16 most scores "
+        "tie or are rounded to another order: begin with kv.keys.float(), likewise for values and queries.",
+    )
 
 
 def check_device(make: PolicyFactory) -> None:

@@ -70,6 +70,16 @@ class WatchedCache(CacheView):
 
 
 class WatchedState(State):
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.tensors and not self._writable:
+            known = f"; it assigns {', '.join(self.tensors)}" if self.tensors else ""
+            raise CheckFailed(
+                f'cache.state["{name}"] was read in evict_token, but sync_new_tokens never assigned it{known}. So it is 0 for every token. '
+                "Likely this name, or that of the method, is misspelled.",
+                cause="check_state",
+            )
+        return super().__getitem__(name)
+
     def __setitem__(self, name: str, value: Tensor) -> None:
         if not self._writable:
             raise CheckFailed(

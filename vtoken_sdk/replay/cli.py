@@ -110,7 +110,8 @@ def _record(path: Path, options: Mapping[str, Value]) -> int:
     except (ConfigError, RequestRejected, OSError) as error:
         raise UsageError(str(error)) from error
     steps = sum(len(r.lengths) for r in run.requests)
-    print(f"{len(run.requests)} requests, {steps} steps, {path.stat().st_size / 1e6:.1f} MB in {path}")
+    requests = f"{len(run.requests)} request{'s' if len(run.requests) > 1 else ''}"
+    print(f"{requests}, {steps} steps, {path.stat().st_size / 1e6:.1f} MB in {path}")
     print(f"Now: vtoken-replay run {path} policy=h2o,streaming_llm budget=0.25,0.5")
     return 0
 

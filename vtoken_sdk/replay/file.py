@@ -57,6 +57,8 @@ def read_recording(path: Path) -> RecordedRun:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    if not path.exists():
+        raise RecordingError(f"{path}: there is no such file; make it with vtoken-replay record")
     try:
         table = pq.read_table(path)
     except (OSError, pa.ArrowException) as error:

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .html import render
-from .terminal import print_comparison
+from .terminal import print_comparison, width_of_output
 
-__all__ = ["print_comparison", "render"]
+__all__ = ["print_comparison", "render", "width_of_output"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 
 from rich import box
@@ -15,6 +17,12 @@ from .verdict import caveats, verdict
 
 TITLE_KEYS = ("policy", "option", "budget", "model", "weights", "dtype", "device", "workload", "requests", "ctx")
 PADDING = 2  # characters between two columns
+WIDE = 200  # characters
+
+
+def width_of_output() -> int | None:
+    """None: the terminal's own, or $COLUMNS. Piped, there is no screen to fit: one wide table is easier to read, and to cut."""
+    return None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE
 
 
 def print_comparison(console: Console, rows: Sequence[Row]) -> None:
@@ -25,13 +33,13 @@ def print_comparison(console: Console, rows: Sequence[Row]) -> None:
         console.print(Text(fixed_label(done, TITLE_KEYS), style="bold"))
         unit = block_unit(done)
         console.print(f"Blocks of {unit} held, mean over the steps; ideal: the fewest for the live tokens. Times in ms.", highlight=False)
-        for table in tables(rows, console.width):
+        for table in tables(rows, console.width, figures(rows)):
             console.print()
             console.print(table)
         console.print()
     missing = sum(row["status"] == "missing" for row in rows)
     if missing:
-        console.print(Text(f"{missing} jobs did not run", style="red"))
+        console.print(Text(f"{missing} job{'s' if missing > 1 else ''} did not run", style="red"))
     for row in rows:
         if row["status"] == "failed":
             name = ", ".join(filter(None, (row["runtime"], label(row, varying(rows)))))
@@ -42,13 +50,13 @@ def print_comparison(console: Console, rows: Sequence[Row]) -> None:
         console.print(Text(f"Note: {'; '.join(caveats(done))}.", style="yellow"))
 
 
-def tables(rows: Sequence[Row], width: int) -> list[Table]:
-    """All figures in as few tables as fit in `width` characters; those of one part stay together where they can."""
+def tables(rows: Sequence[Row], width: int, shown: Sequence[Figure]) -> list[Table]:
+    """The figures to be shown in as few tables as fit in `width` characters; those of one part stay together where they can."""
     groups = grouped(r for r in rows if r["status"] == "done")
     names = [_Names(key, groups) for key in varying(rows)]
     room = width - sum(n.width + PADDING for n in names) - len("runtime")
     parts: dict[str, list[Figure]] = {}
-    for column in figures(rows):
+    for column in shown:
         parts.setdefault(column.part, []).append(column)
     packed: list[list[Figure]] = [[]]
     left = room

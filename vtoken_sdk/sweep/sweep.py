@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from vtoken_sdk.metrics import Row
-from vtoken_sdk.report import print_comparison
+from vtoken_sdk.report import print_comparison, width_of_output
 from vtoken_sdk.tracking import NoTracker, Tracker, start_tracker
 from vtoken_sdk.tracking.files import JobFolder, write_json, write_whole
 
@@ -35,7 +35,6 @@ from .results import job_names, rows_of, write_report, write_results
 from .settings import KEYS, UsageError, axes_of, check_keys, flatten, shipped_text
 
 FAILED, INTERRUPTED = 3, 130
-WIDE = 200  # characters
 
 
 def options_of(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
@@ -58,8 +57,7 @@ def sweep(config: DictConfig, overrides: Sequence[str], launcher: Launcher) -> i
     """Returns 0, 3 (some jobs failed or are missing) or 130 (interrupted). Raises UsageError before anything has run."""
     axes = axes_of(options_of(config, overrides))
     check_names(str(spec) for spec in axes["policy"])
-    # Piped, there is no screen to fit: one wide table is easier to read, and to cut.
-    console = _Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE)
+    console = _Console(width=width_of_output())
     with _busy(console, "planning"):
         plan = isolate.call(plan_sweep, axes)
     folder = make_folder(cast(str | None, axes["dir"][0]), plan.name)

@@ -77,9 +77,11 @@ class Mirror:
             return "warning: the W&B helper process died; results are in the files, unaffected"
         if problem is not None:
             return f"warning: W&B has {mirrored} of {self.sent} jobs ({problem}); results are in the files, unaffected"
+        runs = "run" if mirrored == 1 else "runs"
         if self.mode == "offline":
-            return f"W&B: {mirrored} offline runs; to upload them: wandb sync {os.path.relpath(self.sweep)}/jobs/*/wandb/offline-run-*"
-        return f"W&B: {mirrored} runs uploaded"
+            where = f"{os.path.relpath(self.sweep)}/jobs/*/wandb/offline-run-*"
+            return f"W&B: {mirrored} offline {runs}; to upload: wandb sync {where}"
+        return f"W&B: {mirrored} {runs} uploaded"
 
     def _kill(self) -> None:
         """The helper leads its own process group, which W&B's service may have left; that one ends with its parent."""

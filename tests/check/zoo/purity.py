@@ -62,6 +62,18 @@ class ChangesStateInEvict(EvictionPolicy):
         return cache.evict_lowest(cache.state["mass"].mul_(0.5))
 
 
+@caught_by("state")
+@dataclass
+class MisspellsItsState(EvictionPolicy):
+    needs = frozenset({"attention"})
+
+    def sync_new_tokens(self, cache: CacheView, new: NewTokens) -> None:
+        cache.state["mass"] += new.attention
+
+    def evict_token(self, cache: CacheView) -> Tensor:
+        return cache.evict_lowest(cache.state["mas"])
+
+
 @caught_by("hidden_state")
 @dataclass
 class RemembersOnItself(EvictionPolicy):
