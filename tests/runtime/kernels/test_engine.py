@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
+from tests.runtime.oracles import DEVICE, Run, assert_close, drive, prompt, tiny
 from vtoken_sdk.policies.h2o import H2O
 from vtoken_sdk.policies.random import Random
 from vtoken_sdk.policy import EvictionPolicy
 from vtoken_sdk.runtime import ConfigError, Engine, EngineConfig, EvictOptions, SamplingParams
 from vtoken_sdk.runtime.model_loader import load_model
-
-from tests.runtime.oracles import DEVICE, Run, assert_close, drive, prompt, tiny
 
 pytest.importorskip("triton", reason="Triton is for Linux")
 
