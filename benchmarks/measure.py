@@ -21,13 +21,13 @@ if str(ROOT / "src") not in sys.path:  # runs without an installation, too
 
 
 def provenance() -> dict[str, Any]:
-    """Commit (from git, or the variable COMMIT where there is none), versions, device and date."""
+    """Commit (the variable COMMIT where files are copied without their history, else git's), versions, device and date."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
     made = {
-        "commit": git("rev-parse", "--verify", "HEAD") or os.environ.get("COMMIT"),
+        "commit": os.environ.get("COMMIT") or git("rev-parse", "--verify", "HEAD") or None,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "torch": torch.__version__,

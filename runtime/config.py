@@ -23,7 +23,7 @@ class ConfigError(ValueError):
 
 
 def _check_choice(key: str, value: object, allowed: tuple[object, ...]) -> None:
-    if value not in allowed or (isinstance(value, bool) and True not in allowed):
+    if value not in allowed or isinstance(value, bool):
         raise ConfigError(f"{key}={value!r}: use one of {', '.join(map(str, allowed))}")
 
 
@@ -120,7 +120,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _check_choice("kernels", self.kernels, get_args(Kernels))
-        _check_choice("cuda_graphs", self.cuda_graphs, (True, False))
+        if not isinstance(self.cuda_graphs, bool):
+            raise ConfigError(f"cuda_graphs={self.cuda_graphs!r}: use true or false")
         _check_choice("runtime", self.runtime, RUNTIMES)
         _check_choice("block_size", self.block_size, BLOCK_SIZES)
         if not isinstance(self.block_size, int):
