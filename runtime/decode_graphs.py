@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .decoded import Decoded
+
 if TYPE_CHECKING:
-    from .worker import Decoded, Worker
+    from .worker import Worker
 
 BATCHES = (1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(288, 513, 32))
 
@@ -40,8 +42,6 @@ class DecodeGraphs:
 
     def run(self, rows: Seq[int], *, mass: bool) -> Decoded:
         """As `Worker.decode_rows`; the result is valid until the next run."""
-        from .worker import Decoded
-
         n, trash = len(rows), self.worker.table.rows
         size = next((b for b in BATCHES if b >= n), -(-n // 64) * 64)
         if self._generation != self.worker.table.generation:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .request import SamplingParams
+from .transfer import to_device
 
 _MASK = (1 << 32) - 1
 
@@ -44,7 +45,7 @@ def sample(logits: Tensor, params: Sequence[SamplingParams], seeds: Tensor, posi
     random_rows = [i for i, p in enumerate(params) if p.draws]
     if not random_rows:
         return greedy
-    rows = torch.tensor(random_rows, pin_memory=logits.is_cuda).to(logits.device, non_blocking=True)
+    rows = to_device(random_rows, logits.device)
     shifted = logits[rows] - logits[rows].amax(1, keepdim=True)  # a temperature near 0 would overflow what is above 0
     chosen = torch.stack(
         [_filter(x / params[i].temperature, params[i].top_k, params[i].top_p) for x, i in zip(shifted, random_rows, strict=True)]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,8 +11,10 @@ from torch import Tensor
 from vtoken_sdk.policy import EvictionPolicy, PolicyError
 
 from .block_pool import BlockPool
-from .config import ConfigError, EngineConfig
+from .config import EngineConfig
 from .copy_stream import make_copy_stream
+from .decoded import Decoded
+from .kernels import use_kernels
 from .kv_cache import KVCache
 from .model_adapter import ModelAdapter
 from .planner import spare_blocks
@@ -24,7 +24,7 @@ from .reclaimer import Reclaimer
 from .sampler import sample
 from .sequence import Saved, Sequence
 from .step_context import PlainStep, StepContext
-from .step_in_flight import POOL_FIELDS, ROW_FIELDS
+from .step_in_flight import POOL_FIELDS
 from .stopwatch import Stopwatch
 from .token_table import PAD, RESERVED, TokenTable, round_up
 from .transfer import to_device
@@ -33,30 +33,8 @@ if TYPE_CHECKING:
     from .decode_graphs import DecodeGraphs
 
 
+RAN, TOKEN, STOPPED, BAD_LAYER = range(4)  # columns of `Worker.made`
 EVICTED, MOVED, FREED = range(3)  # of `Worker.counters`
-
-
-def use_kernels(config: EngineConfig, device: torch.device) -> bool:
-    """Raises ConfigError where kernels are asked for and cannot run."""
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if config.kernels == "triton" and device.type != "cuda" and not interpreted:
-        raise ConfigError("kernels=triton: the model is on the CPU; use kernels=auto, or set TRITON_INTERPRET=1 to interpret them (slow)")
-    return config.kernels == "triton" or (config.kernels == "auto" and device.type == "cuda")
-
-
-@dataclass(frozen=True)
-class Decoded:
-    """What a forward pass over B rows gave. count: int64 [B], tokens that ran. logits: [B, V]. chosen: int64 [B], the greedy choice.
-
-    bad_layer: int64 [B], -1 if all is finite. mass: fp32 [B, width] by token id, where it was asked for.
-    """
-
-    rows: Tensor
-    count: Tensor
-    logits: Tensor
-    chosen: Tensor
-    bad_layer: Tensor
-    mass: Tensor | None
 
 
 class Worker:
@@ -70,7 +48,7 @@ class Worker:
     def __init__(self, model: ModelAdapter, config: EngineConfig, policy: EvictionPolicy | None) -> None:
         self.model, self.config = model, config
         device, size = model.device, config.slots_per_block
-        self.kernels = use_kernels(config, device)
+        self.kernels = use_kernels(config.kernels, device)
         self.pool = BlockPool(config.n_blocks, device, kernels=self.kernels)
         spare = spare_blocks(config.reclaim, size) if config.compacts else 0
         self.table = TokenTable(self.pool, config.max_running, size, refill=config.refill, spare_blocks=spare)
@@ -82,8 +60,8 @@ class Worker:
         self.alive = torch.zeros(config.max_running + 1, dtype=torch.bool, device=device)
         self.last_token = torch.zeros(config.max_running + 1, dtype=torch.int64, device=device)
         self.made = torch.zeros(config.max_running + 1, 4, dtype=torch.int64, device=device)
-        self.made[:, 3] = -1
         self.counters = torch.zeros(3, dtype=torch.int64, device=device)
+        self._begin_books()
         self.key_norms: Tensor | None = None
         self.watch = Stopwatch()
         self.graphs: DecodeGraphs | None = None
@@ -185,8 +163,8 @@ class Worker:
         if logits is not None:
             self._sample([seq], self._decoded(rows, count, logits, step, by_token))
         else:
-            self.made[rows, 0] = count
-            self.made[rows, 3] = step.bad_layer
+            self.made[rows, RAN] = count
+            self.made[rows, BAD_LAYER] = step.bad_layer
         self.main_operation()
         return count, logits, by_token
 
@@ -204,12 +182,12 @@ class Worker:
         return step
 
     def _decoded(self, rows: Tensor, count: Tensor, logits: Tensor, step: StepContext, mass: Tensor | None) -> Decoded:
-        highest, chosen = logits.max(-1)
         # A layer that went wrong shows in the logits; L stands for the head itself.
-        finite = logits.isfinite().all(1) if not self.kernels else highest.isfinite()
+        lowest, highest = logits.aminmax(dim=-1)
+        finite = lowest.isfinite() & highest.isfinite()
         layer = step.bad_layer
         layer = torch.where(layer >= 0, layer, torch.where(finite, -1, self.model.layers))
-        return Decoded(rows, count, logits, chosen, layer, mass)
+        return Decoded(rows, count, logits, logits.argmax(-1), layer, mass)
 
     def _sample(self, seqs: Seq[Sequence], made: Decoded) -> None:
         """Choose the tokens of rows that have logits, and see who stops."""
@@ -250,7 +228,7 @@ class Worker:
         rows = [seq.held_row for seq in seqs]
         kill, failed = self.runner.evict(rows, width)
         index = self._rows(rows)
-        due = (self.made[index, 0] > 0) & (self.table.n_live[index] > self.runner.budget[index]) & ~self.runner.bad[index]
+        due = (self.made[index, RAN] > 0) & (self.table.n_live[index] > self.runner.budget[index]) & ~self.runner.bad[index]
         self.alive[index] &= ~self.runner.bad[index]
         return kill & due[:, None], failed
 
@@ -271,7 +249,7 @@ class Worker:
         assert window is not None
         rows = self._rows([seq.held_row for seq in seqs])
         ids = torch.arange(width, device=rows.device)
-        ran = self.made[rows, :1] > 0  # a row that has stopped keeps what it has
+        ran = self.made[rows, RAN, None] > 0  # a row that has stopped keeps what it has
         self.evict_token(seqs, ran & (ids <= self.table.length[rows][:, None] - window))
 
     def publish(self) -> None:
@@ -320,10 +298,13 @@ class Worker:
             held = held - ((owned > 0) & (pool.owners == owned)).sum()
             live = self.live_slots().sum()
         made[-1, : len(POOL_FIELDS)] = torch.stack((pool.top, *self.counters, held, live))
-        self.made.zero_()
-        self.made[:, ROW_FIELDS.index("stopped") + 1] = -1
-        self.counters.zero_()
+        self._begin_books()
         return made
+
+    def _begin_books(self) -> None:
+        self.made.zero_()
+        self.made[:, BAD_LAYER] = -1
+        self.counters.zero_()
 
     def live_slots(self) -> Tensor:
         """bool [n_slots]: slots that hold a live token of some request."""

@@ -19,7 +19,6 @@ from torch import Tensor
 
 LOG2E = 1.4426950408889634
 NOT_BAD = 2**31 - 1  # what `first_bad` holds before any layer went wrong
-MASS_BLOCK = 128
 
 
 @triton.jit
@@ -107,7 +106,7 @@ def _merge(
     parts, lse, probs, peaks, rows, n_live, first, out, mass, first_bad, layer,
     live_row, live_head, probs_row, peaks_row, mass_row, mass_head, share, splits,
     H: tl.constexpr, R: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, N: tl.constexpr, SPLITS_PAD: tl.constexpr,
-    GROUP: tl.constexpr, HEADS: tl.constexpr, MASS_PROGRAMS: tl.constexpr, T: tl.constexpr,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, MASS_PROGRAMS: tl.constexpr,
     WINDOW: tl.constexpr, MASS: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """Programs 0 .. Hq - 1 of a row merge the outputs of one query head; the others add up the mass of one group of heads.
@@ -150,21 +149,20 @@ def _merge(
         where = mass + b * mass_row + group.to(tl.int64) * mass_head
         # Every head's weight of a block of tokens is 2^(its running maximum there - its log-sum-exp).
         g = tl.arange(0, HEADS)
-        for block in range((pid - H * R) % MASS_PROGRAMS, tl.cdiv(n, T), MASS_PROGRAMS):
-            i = block * T + tl.arange(0, T)
+        for block in range((pid - H * R) % MASS_PROGRAMS, tl.cdiv(n, N), MASS_PROGRAMS):
+            i = block * N + tl.arange(0, N)
             seen = (i < n) & (i >= begin)
-            received = tl.zeros((T,), tl.float32)
+            received = tl.zeros((N,), tl.float32)
             for first_head in tl.static_range(0, GROUP * R, HEADS):
                 real = first_head + g < GROUP * R
                 head = (b * H + group * GROUP) * R + first_head + g
+                p = tl.load(probs + head[:, None] * probs_row + i[None, :], mask=real[:, None] & seen[None, :], other=0.0).to(tl.float32)
+                top = tl.load(peaks + head * peaks_row + block, mask=real & (block >= begin // N), other=float("-inf"))
                 x = tl.load(lse + head[:, None] * splits + s[None, :], mask=real[:, None] & (s < splits)[None, :], other=float("-inf"))
                 peak = tl.max(x, 1)
                 safe = tl.where(peak == float("-inf"), 0.0, peak)
                 whole = safe + tl.log2(tl.maximum(tl.sum(tl.exp2(x - safe[:, None]), 1), 1e-37))
-                ok = real[:, None] & seen[None, :]
-                p = tl.load(probs + head[:, None] * probs_row + i[None, :], mask=ok, other=0.0).to(tl.float32)
-                at = tl.load(peaks + head[:, None] * peaks_row + (i // N)[None, :], mask=ok, other=float("-inf"))
-                received += tl.sum(p * tl.exp2(at - whole[:, None]), 0)
+                received += tl.sum(p * tl.exp2(top - whole)[:, None], 0)
             received *= share
             if ADD:
                 received += tl.load(where + i, mask=i < n, other=0.0)
@@ -181,7 +179,7 @@ class Tuning:
     programs: int
 
 
-def tuning(head_dim: int, itemsize: int, programs: int, capability: tuple[int, int] | None) -> Tuning:
+def tuning(head_dim: int, itemsize: int, programs: int, capability: tuple[int, int] | None, *, mass: bool) -> Tuning:
     """programs: rows times KV heads. Hopper's were measured on an H200; the others follow from shared memory (100 KB on Ada)."""
     if capability is None:
         return Tuning(32, 4, 1, 2 * programs)  # interpreted, one program after the other
@@ -190,6 +188,8 @@ def tuning(head_dim: int, itemsize: int, programs: int, capability: tuple[int, i
         return Tuning(32 if row <= 512 else 16, 4, 2, 2 * 132)
     if capability[0] != 9:
         return Tuning(32, 4, 3, 2 * 108)
+    if mass:  # the larger the tile, the fewer maxima to keep
+        return Tuning(128, 4, 2, 8 * 132)
     # With as many pairs as programs, two splits each still even out rows of unlike lengths.
     return Tuning(32, 4, 6, 2 * 132) if programs < 2 * 132 else Tuning(64, 4, 4, 2 * programs)
 
@@ -206,7 +206,7 @@ class DecodeScratch:
     ) -> None:
         capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
         programs = batch * heads
-        self.tuning = tuning(head_dim, dtype.itemsize, programs, capability)
+        self.tuning = tuning(head_dim, dtype.itemsize, programs, capability, mass=mass)
         self.splits = max(1, min(64, triton.cdiv(self.tuning.programs, programs)))
         query_heads = heads * group
         self.parts = torch.empty(batch, query_heads, self.splits, head_dim, device=device)
@@ -256,7 +256,7 @@ def decode_attention(
         mass.stride(0) if mass is not None else 0, mass.stride(1) if mass is not None and mass.dim() == 3 else 0, maps / query_heads,
         scratch.splits,
         H=heads, R=group, D=head_dim, D_PAD=d_pad, N=t.tokens, SPLITS_PAD=max(16, triton.next_power_of_2(scratch.splits)),
-        GROUP=heads // maps, HEADS=min(32, triton.next_power_of_2(query_heads // maps)), MASS_PROGRAMS=scratch.mass_programs, T=MASS_BLOCK,
+        GROUP=heads // maps, HEADS=min(32, triton.next_power_of_2(query_heads // maps)), MASS_PROGRAMS=scratch.mass_programs,
         WINDOW=first is not None, MASS=want, ADD=add,
         num_warps=4,
     )  # fmt: skip
