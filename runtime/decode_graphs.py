@@ -7,7 +7,10 @@ evictions, compaction and growing requests need no other graph. Reallocating the
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +32,19 @@ class _Captured:
     graph: torch.cuda.CUDAGraph
     rows: Tensor
     made: Decoded
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Python's collector may come upon the graphs of an engine that is gone, and to destroy one spoils a capture."""
+    gc.collect()
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class DecodeGraphs:
@@ -66,9 +82,11 @@ class DecodeGraphs:
         with torch.cuda.stream(stream):  # compiles kernels and makes handles; rows of trash change nothing
             worker.decode_rows(rows, width, mass=mass)
         torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph(keep_graph=True)
-        with torch.cuda.graph(graph, pool=self._memory, stream=stream, capture_error_mode="thread_local"):
+        graph = torch.cuda.CUDAGraph()
+        with (
+            _no_collection(),
+            torch.cuda.graph(graph, pool=self._memory, stream=stream, capture_error_mode="thread_local"),
+        ):
             made = worker.decode_rows(rows, width, mass=mass)
-        graph.instantiate()
         self._memory = self._memory or graph.pool()
         return _Captured(graph, rows, made)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
@@ -38,3 +40,15 @@ def test_cuda_equals_cpu(runtime: str, policy: H2O | Random | None) -> None:
         assert a.evictions == b.evictions
         assert a.logits is not None and b.logits is not None
         assert (a.logits - b.logits.cpu()).abs().max() < 1e-3
+
+
+def test_an_engine_that_is_gone_does_not_spoil_the_graphs_of_the_next() -> None:
+    """Its own graphs wait for Python's collector, which may run at any allocation, as in a capture."""
+    outputs("cuda", "native", None)
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1, 1, 1)
+    try:
+        later = outputs("cuda", "vtoken", Random())
+    finally:
+        gc.set_threshold(*thresholds)
+    assert all(output.error is None for output in later)
