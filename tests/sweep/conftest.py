@@ -62,7 +62,7 @@ def vtoken_sweep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[s
 
 @pytest.fixture
 def spawn_sweep() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """In a process group of its own, as a shell starts it."""
+    """In a process group of its own and heeding Ctrl-C, as a shell starts it, even where the tests themselves run in the background."""
     started = []
 
     def start(*args: str, **env: str) -> subprocess.Popen[str]:
@@ -76,6 +76,7 @@ def spawn_sweep() -> Iterator[Callable[..., subprocess.Popen[str]]]:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         started.append(process)
         return process
