@@ -98,7 +98,9 @@ class EngineConfig:
     prefill_chunks: prompt chunks run in one step. lag: steps that the host's knowledge is behind the device.
     poison: write NaN into every slot that dies or is freed (a debugging aid).
     kernels: "triton" (needs a GPU, or TRITON_INTERPRET=1 for a debugger's patience), "torch" (their plain twins), or "auto": by device.
-    cuda_graphs: replay decode steps as CUDA graphs, where kernels run them.
+    cuda_graphs: replay decode steps and reclaim as CUDA graphs, where kernels run them.
+    capture_policy: replay the policy's calls as CUDA graphs too. For policies that launch the same operations at every call, on state of
+        their own alone, and read nothing on the host; each graph's first answer is compared with the policy's own.
     """
 
     runtime: RuntimeName = "vtoken"
@@ -117,11 +119,13 @@ class EngineConfig:
     poison: bool = False
     kernels: Kernels = "auto"
     cuda_graphs: bool = True
+    capture_policy: bool = False
 
     def __post_init__(self) -> None:
         _check_choice("kernels", self.kernels, get_args(Kernels))
-        if not isinstance(self.cuda_graphs, bool):
-            raise ConfigError(f"cuda_graphs={self.cuda_graphs!r}: use true or false")
+        for key in ("cuda_graphs", "capture_policy"):
+            if not isinstance(getattr(self, key), bool):
+                raise ConfigError(f"{key}={getattr(self, key)!r}: use true or false")
         _check_choice("runtime", self.runtime, RUNTIMES)
         _check_choice("block_size", self.block_size, BLOCK_SIZES)
         if not isinstance(self.block_size, int):

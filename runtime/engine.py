@@ -187,18 +187,22 @@ class Engine:
         counts: list[Tensor] = []
         masses: list[Tensor] = []
         learning: list[Sequence] = []
+        learned: list[Sequence] = []
         for seq in decode:
             seq.cursor += 1
             seq.decoded += 1
             flight.ran.append((seq.held_row, seq, True))
         with self.worker.watch.part("model"):
             if decode:
-                count, logits, mass = worker.decode(decode, width)
-                counts.append(count)
-                learning += decode
-                if mass is not None:
-                    masses.append(mass)
-                self._keep(decode, logits, mass)
+                made = worker.decode(decode, width)
+                if made.learned:
+                    learned += decode
+                else:
+                    learning += decode
+                    counts.append(made.count)
+                    if made.mass is not None:
+                        masses.append(made.mass)
+                self._keep(decode, made.logits, made.mass)
             for seq in prefill:
                 end, replaying = ends[seq], seq.replaying
                 samples = end == len(seq.prompt) and not replaying
@@ -214,7 +218,7 @@ class Engine:
                 flight.ran.append((seq.held_row, seq, samples))
                 self.prefixes.enter(seq)
         again = [s for s in prefill if s not in learning]
-        failed = self.evictor.after_step(learning, again, counts, masses, width)
+        failed = self.evictor.after_step(learning, learned, again, counts, masses, width)
         for seq in learning:
             if seq.held_row in failed:
                 seq.failed = True
@@ -325,6 +329,9 @@ class Engine:
         for seq, message in flight.failed:
             if not seq.finished:
                 self._finish(seq, "error", message)
+        for released, died_at in flight.logs:
+            for (seq, cursor), log in zip(released, died_at, strict=True):
+                seq.output.evictions = eviction_log(log, self._stored(seq.output) if seq.finished else cursor)
         self._known.append(flight.as_step_record(self.worker.table.block_size, self.worker.cache.bytes_per_token, now))
 
     def _append_token(self, seq: Sequence, token: int, *, stopped: bool, now: float) -> None:
@@ -375,8 +382,7 @@ class Engine:
         if not gone:
             return False
         with self.worker.watch.part("table"):
-            for seq in gone:
-                seq.output.evictions = eviction_log(self.worker.eviction_log(seq), self._stored(seq.output) if seq.finished else seq.cursor)
+            self._now_building.logs.append(([(seq, seq.cursor) for seq in gone], self.worker.eviction_logs(gone)))
             self.worker.release([seq.held_row for seq in gone])
         for seq in gone:
             self.scheduler.stop(seq)

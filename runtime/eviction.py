@@ -22,14 +22,22 @@ class Evictor:
         self.window = worker.model.death_window
 
     def after_step(
-        self, learning: Seq[Sequence], replaying: Seq[Sequence], counts: Seq[Tensor], masses: Seq[Tensor], width: int
+        self,
+        learning: Seq[Sequence],
+        learned: Seq[Sequence],
+        replaying: Seq[Sequence],
+        counts: Seq[Tensor],
+        masses: Seq[Tensor],
+        width: int,
     ) -> dict[int, PolicyError]:
-        """learning: requests that ran new tokens; replaying: those that ran again what a preemption had dropped.
+        """Requests that ran new tokens, learned: those that the policy has learned from already; and those that ran again what a
+        preemption had dropped.
 
         counts: int64 [b] each, masses: fp32 [b, width] each, of the learning ones in order. Returns the rows whose policy failed.
         """
         worker, watch = self.worker, self.worker.watch
-        if far := [s for s in learning if self._leaves_window(s)]:
+        ran = [*learning, *learned]
+        if far := [s for s in ran if self._leaves_window(s)]:
             with watch.part("table"):
                 worker.evict_out_of_window(far, width)
             _count(far)
@@ -37,19 +45,24 @@ class Evictor:
             with watch.part("table"):
                 worker.apply_logged_deaths(seq)
         _count(replaying)
-        if worker.runner is None or not learning:
+        if worker.runner is None or not ran:
             return {}
         failed: dict[int, PolicyError] = {}
-        if worker.runner.learns:
+        if worker.runner.learns and learning:
             with watch.part("policy"):
-                failed = worker.sync_new_tokens(learning, torch.cat(list(counts)), torch.cat(list(masses)) if masses else None, width)
-        if due := [s for s in learning if s.row not in failed and self._due(s)]:
-            with watch.part("policy"):
-                kill, refused = worker.ask_policy(due, width)
-            with watch.part("table"):
-                worker.evict_token(due, kill)
+                failed = worker.sync_new_tokens(learning, _joined(counts), _joined(masses) if masses else None, width)
+        if due := [s for s in ran if s.row not in failed and self._due(s)]:
+            if worker.graphs is not None and worker.graphs.captured:
+                with watch.part("policy"):
+                    worker.graphs.evict(tuple(seq.held_row for seq in due))
+                worker.main_operation()
+            else:
+                with watch.part("policy"):
+                    kill, refused = worker.ask_policy(due, width)
+                with watch.part("table"):
+                    worker.evict_token(due, kill)
+                failed |= refused
             _count(due)
-            failed |= refused
         return failed
 
     def _leaves_window(self, seq: Sequence) -> bool:
@@ -72,6 +85,10 @@ class Evictor:
         if generated < 0:
             return when.prefill == "chunk"
         return when.prefill != "never" if generated == 0 else bool(when.every) and generated % when.every == 0
+
+
+def _joined(parts: Seq[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _count(seqs: Seq[Sequence]) -> None:

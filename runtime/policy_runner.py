@@ -14,14 +14,14 @@ from .kv_cache import KVCache
 from .model_adapter import ModelAdapter
 from .recording import Recording
 from .token_table import TokenTable
-from .transfer import to_device
+from .transfer import Sender
 
 
 class PolicyRunner:
     """One policy over all rows of an engine.
 
     budget, seed: int64 [R + 1], set by `start`. bad: bool [R + 1], set on the device where an answer held NaN.
-    state: name -> fp32 [R + 1, G, T]. G = 1: a group is the whole request.
+    state: name -> fp32 [R + 1, G, T]. G = 1: a group is the whole request. `learn` and `answer` may be captured in a graph.
     """
 
     groups = (1, 1)
@@ -30,9 +30,12 @@ class PolicyRunner:
         self.policy, self.model, self.cache, self.table = policy, model, cache, table
         self.name = type(policy).__name__
         self.state: dict[str, Tensor] = {}
-        self.budget = torch.ones_like(table.length)
-        self.seed = torch.zeros_like(table.length)
+        self._numbers = torch.zeros(2, len(table.length), dtype=torch.int64, device=table.device)
+        self.budget, self.seed = self._numbers
+        self.budget.fill_(1)
         self.bad = torch.zeros_like(table.length, dtype=torch.bool)
+        self._send = Sender(table.device)
+        self._ids = torch.arange(0, device=table.device)
         self.learns = type(policy).sync_new_tokens is not EvictionPolicy.sync_new_tokens
         self.reads_attention = "attention" in policy.needs
         self.window: int = getattr(policy, "window", 0) if "queries" in policy.needs else 0
@@ -73,34 +76,45 @@ class PolicyRunner:
 
     def sync(self, rows: Sequence[int], count: Tensor, attention: Tensor | None, width: int) -> dict[int, PolicyError]:
         """Let the policy learn from a step. count: int64 [B]; attention: fp32 [B, width]. Returns the rows that failed."""
+        index = self._send(tuple(rows))
 
-        def call(index: Tensor) -> None:
-            view = self._view(index_rows[index], width, writable=True)
-            mass = None if attention is None else attention[index][:, None]
-            self.policy.sync_new_tokens(view, NewTokens(count[index][:, None, None], mass))
-            length = self.table.length[index_rows[index], None, None]  # not the view's: a policy may have written there
-            known = torch.arange(width, device=length.device) < length  # a new id starts from zero, whatever the policy wrote there
-            for name, value in view.state.tensors.items():
-                self._store(name)[index_rows[index], :, :width] = value.masked_fill(~known, 0)
+        def call(part: slice) -> None:
+            self.learn(index[part], count[part], None if attention is None else attention[part], width, rows[part])
 
-        index_rows = to_device(rows, self.table.device)
         return self._blame(call, rows)
 
     def evict(self, rows: Sequence[int], width: int) -> tuple[Tensor, dict[int, PolicyError]]:
         """Ask who dies: bool [B, width]. Rows that failed kill nothing and are named in the second result."""
         kill = torch.zeros(len(rows), width, dtype=torch.bool, device=self.table.device)
-        index_rows = to_device(rows, self.table.device)
+        index = self._send(tuple(rows))
 
-        def call(index: Tensor) -> None:
-            view = self._view(index_rows[index], width, writable=False)
-            answer = self.policy.evict_token(view)
-            self._check_answer(answer, view)
-            newest = self.table.length[index_rows[index], None] - 1  # not the view's: a policy may have written there
-            kill[index] = answer[:, 0] & (torch.arange(width, device=newest.device) != newest)
-            assert view._bad is not None
-            self.bad[index_rows[index]] |= view._bad
+        def call(part: slice) -> None:
+            kill[part] = self.answer(index[part], width, rows[part])
 
         return kill, self._blame(call, rows)
+
+    def learn(self, rows: Tensor, count: Tensor, attention: Tensor | None, width: int, on_host: Sequence[int] | None = None) -> None:
+        """As `sync`, for rows int64 [B], which the host need not know; raises what the policy raises."""
+        view = self._view(rows, width, on_host, writable=True)
+        self.policy.sync_new_tokens(view, NewTokens(count[:, None, None], None if attention is None else attention[:, None]))
+        length = self.table.length[rows, None, None]  # not the view's: a policy may have written there
+        known = self._positions(width) < length  # a new id starts from zero, whatever the policy wrote there
+        for name, value in view.state.tensors.items():
+            self._store(name)[rows, :, :width] = torch.where(known, value, 0.0)
+
+    def answer(self, rows: Tensor, width: int, on_host: Sequence[int] | None = None) -> Tensor:
+        """As `evict`, for rows int64 [B], which the host need not know; raises what the policy raises."""
+        view = self._view(rows, width, on_host, writable=False)
+        answer = self.policy.evict_token(view)
+        self._check_answer(answer, view)
+        newest = self.table.length[rows, None] - 1  # not the view's: a policy may have written there
+        assert view._bad is not None
+        self.bad[rows] |= view._bad
+        return answer[:, 0] & (self._positions(width) != newest)
+
+    def due(self, rows: Tensor, ran: Tensor) -> Tensor:
+        """Of rows int64 [B] that ran (bool [B]), those over their budget whose answer was sound: bool [B]."""
+        return ran & (self.table.n_live[rows] > self.budget[rows]) & ~self.bad[rows]
 
     def _check_answer(self, answer: object, view: CacheView) -> None:
         want = f"a bool tensor [B, G, T] = {list(view.live.shape)} on {view.live.device}"
@@ -110,11 +124,10 @@ class PolicyRunner:
             got = f"{str(answer.dtype).removeprefix('torch.')} {list(answer.shape)} on {answer.device}"
             raise PolicyError(f"evict_token returned {got}; it must return {want}")
 
-    def _blame(self, call: Callable[[Tensor], None], rows: Sequence[int]) -> dict[int, PolicyError]:
+    def _blame(self, call: Callable[[slice], None], rows: Sequence[int]) -> dict[int, PolicyError]:
         """Run `call` over all rows; if it raises, over each row alone, so that only the guilty fail."""
-        everyone = torch.arange(len(rows), device=self.table.device)
         try:
-            call(everyone)
+            call(slice(None))
         except Exception as error:
             if len(rows) == 1:
                 return {rows[0]: self._as_policy_error(error)}
@@ -123,7 +136,7 @@ class PolicyRunner:
         failed: dict[int, PolicyError] = {}
         for i, row in enumerate(rows):
             try:
-                call(everyone[i : i + 1])
+                call(slice(i, i + 1))
             except Exception as error:
                 failed[row] = self._as_policy_error(error)
         return failed
@@ -140,47 +153,57 @@ class PolicyRunner:
 
     # -- the view -------------------------------------------------------------------------------------------------------
 
-    def _view(self, rows: Tensor, width: int, *, writable: bool) -> CacheView:
+    def _positions(self, width: int) -> Tensor:
+        """int64 [width]."""
+        if len(self._ids) < width:
+            self._ids = torch.arange(self.table.max_tokens, device=self.table.device)
+        return self._ids[:width]
+
+    def _view(self, rows: Tensor, width: int, on_host: Sequence[int] | None, *, writable: bool) -> CacheView:
         live = (self.table.slot[rows, :width] >= 0)[:, None]
         tensors = {name: self._store(name)[rows, :, :width] for name in self.state}
+        budget, seed = self._numbers[:, rows, None, None]
 
-        def column(x: Tensor) -> Tensor:
-            return x[rows][:, None, None]
+        def known_rows(what: str) -> Sequence[int]:
+            if on_host is None:
+                raise PolicyError(f"{what} looks up requests on the host, which a captured policy cannot; leave capture_policy off")
+            return on_host
 
         def score(fn: Callable[[LiveKV], Tensor]) -> Tensor:
-            return torch.stack([self._score_row(row, fn, width) for row in rows.tolist()])
+            known = known_rows("cache.score")
+            counts = torch.stack((self.table.n_live[rows], self.table.length[rows]), 1).tolist()  # the one wait for all of them
+            return torch.stack([self._score_row(row, n, length, fn, width) for row, (n, length) in zip(known, counts, strict=True)])
 
         return CacheView(
             live=live,
-            length=column(self.table.length),
-            budget=column(self.budget),
-            seed=column(self.seed),
+            length=self.table.length[rows, None, None],
+            budget=budget,
+            seed=seed,
             groups=self.groups,
             state=State(live.shape, live.device, tensors, writable=writable),
             _score=score,
-            _future=self._future_of(rows, width) if self.reads_future else None,
+            _future=self._future_of(rows, known_rows("cache.future"), width) if self.reads_future else None,
             _bad=torch.zeros(len(rows), dtype=torch.bool, device=live.device),
         )
 
-    def _future_of(self, rows: Tensor, width: int) -> Tensor:
+    def _future_of(self, rows: Tensor, on_host: Sequence[int], width: int) -> Tensor:
         """fp32 [B, 1, width]: what the queries at positions >= length will give to each token."""
         made = torch.zeros(len(rows), 1, width, device=self.table.device)
-        for out, row in zip(made[:, 0], rows.tolist(), strict=True):
+        for out, row in zip(made[:, 0], on_host, strict=True):
             lengths, coming = self._future[row]
             n = min(width, coming.shape[1])
             step = torch.searchsorted(lengths, self.table.length[row], right=True)
             out[:n] = coming[step, :n]
         return made
 
-    def _score_row(self, row: int, fn: Callable[[LiveKV], Tensor], width: int) -> Tensor:
-        """fp32 [G, width]. Reads the row's live count on the host: keys and values are handed over packed."""
+    def _score_row(self, row: int, n: int, length: int, fn: Callable[[LiveKV], Tensor], width: int) -> Tensor:
+        """fp32 [G, width]. n: live tokens; length: appended ones. Keys and values are handed over packed."""
         cache, model = self.cache, self.model
-        slot = self.table.slot[row, :width]
-        ids = (slot >= 0).nonzero().flatten()  # [N]
-        slots, heads = slot[ids].long(), model.kv_heads
-        total, length = torch.zeros(len(ids), device=slot.device), int(self.table.length[row]) if self.window else 0
+        slots = self.table.map[row, :n].long()
+        ids = self.table.tokens_at(row, slots).long()  # [N], ascending
+        heads, total = model.kv_heads, torch.zeros(n, device=slots.device)
         for layer in range(model.layers):
-            queries, query_positions = None, torch.arange(0, device=slot.device)
+            queries, query_positions = None, torch.arange(0, device=slots.device)
             if self.window:
                 queries, query_positions = cache.last_queries(layer, row, length)
                 queries = queries.unflatten(0, (heads, -1))  # [H, R, W, D]
@@ -196,8 +219,8 @@ class PolicyRunner:
                 _sliding_window=model.windows[layer],
             )
             answer = fn(kv)
-            if not isinstance(answer, Tensor) or answer.shape != (heads, len(ids)):
+            if not isinstance(answer, Tensor) or answer.shape != (heads, n):
                 got = list(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
-                raise PolicyError(f"cache.score's function returned {got}; it must return [H, N] = {[heads, len(ids)]}")
+                raise PolicyError(f"cache.score's function returned {got}; it must return [H, N] = {[heads, n]}")
             total += answer.float().sum(0)
-        return torch.zeros(1, width, device=slot.device).index_copy_(1, ids, (total / (model.layers * heads))[None])
+        return torch.zeros(1, width, device=slots.device).index_copy_(1, ids, (total / (model.layers * heads))[None])

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from .config import ReclaimOptions
 from .copy_stream import CopyStream
+from .graphs import Graphs
 from .planner import Plan, plan
 from .token_table import TokenTable
 from .transfer import to_device
@@ -31,10 +32,10 @@ class ReclaimError(RuntimeError):
 class Reclaimer:
     """Owns the plan in flight. `stalls` counts publications that found the copies unfinished.
 
-    broken: a copy failed once; nothing is planned any more.
+    broken: a copy failed once; nothing is planned any more. capture: plan and publish as CUDA graphs.
     """
 
-    def __init__(self, table: TokenTable, stream: CopyStream, options: ReclaimOptions) -> None:
+    def __init__(self, table: TokenTable, stream: CopyStream, options: ReclaimOptions, *, capture: bool = False) -> None:
         self.table, self.stream, self.options = table, stream, options
         self.rows: frozenset[int] = frozenset()
         self.stalls = 0
@@ -42,6 +43,13 @@ class Reclaimer:
         self._plan: Plan | None = None
         self._due = 0
         self._failure: Exception | None = None
+        self._graphs = Graphs(table, self._plan_rows, self._apply) if capture else None
+
+    def _plan_rows(self, rows: Tensor) -> Plan:
+        return plan(self.table, rows, self.options)
+
+    def _apply(self, made: Plan) -> tuple[Tensor, Tensor]:
+        return self.table.apply_moves(made.rows, made.source, made.target, made.token, made.count)
 
     @property
     def idle(self) -> bool:
@@ -54,7 +62,7 @@ class Reclaimer:
     def plan(self, rows: Sequence[int], step: int) -> None:
         """Plan for these rows; `launch` starts the copies. Published `publish_after` steps from `step`."""
         assert self._plan is None, "one plan in flight"
-        self._plan = plan(self.table, to_device(rows, self.table.device), self.options)
+        self._plan = self._graphs.run(tuple(rows)) if self._graphs is not None else self._plan_rows(to_device(rows, self.table.device))
         self.rows, self._due = frozenset(rows), step + self.options.publish_after
 
     def launch(self) -> None:
@@ -82,7 +90,7 @@ class Reclaimer:
         assert made is not None
         self._plan, self.rows = None, frozenset()
         if self._failure is None:
-            return self.table.apply_moves(made.rows, made.source, made.target, made.token, made.count)
+            return self._graphs.follow() if self._graphs is not None else self._apply(made)
         self.stream.abandon()
         self.table.cancel_moves(made.rows)
         failure, self._failure = self._failure, None

@@ -18,7 +18,11 @@ POOL_FIELDS = ("free", "evicted", "moves", "freed", "held_distinct", "live_disti
 
 @dataclass
 class StepInFlight:
-    """A launched step. ran: (row, request, whether it samples a token). failed: requests whose policy did. times: host ms by part."""
+    """A launched step. ran: (row, request, whether it samples a token). failed: requests whose policy did. times: host ms by part.
+
+    logs: of rows given back before it, (request, tokens appended) each and when their tokens died, int32 [B, tokens] on the host once
+    the step is known.
+    """
 
     step: int
     ran: list[tuple[int, Sequence, bool]] = field(default_factory=list)
@@ -26,6 +30,7 @@ class StepInFlight:
     prefill_tokens: int = 0
     running: int = 0
     waiting: int = 0
+    logs: list[tuple[list[tuple[Sequence, int]], Tensor]] = field(default_factory=list)
     plans: int = 0
     preempted: int = 0
     rows: dict[int, Sequence] = field(default_factory=dict)

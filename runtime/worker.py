@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from vtoken_sdk.policy import EvictionPolicy, PolicyError
 
 from .block_pool import BlockPool
-from .config import EngineConfig
+from .config import ConfigError, EngineConfig
 from .copy_stream import make_copy_stream
 from .decoded import Decoded
 from .kernels import use_kernels
@@ -27,11 +27,8 @@ from .step_context import PlainStep, StepContext
 from .step_in_flight import POOL_FIELDS
 from .stopwatch import Stopwatch
 from .token_table import PAD, RESERVED, TokenTable, round_up
-from .transfer import to_device
-
-if TYPE_CHECKING:
-    from .decode_graphs import DecodeGraphs
-
+from .transfer import Sender, to_device, to_host
+from .worker_graphs import WorkerGraphs
 
 RAN, TOKEN, STOPPED, BAD_LAYER = range(4)  # columns of `Worker.made`
 EVICTED, MOVED, FREED = range(3)  # of `Worker.counters`
@@ -56,7 +53,9 @@ class Worker:
         self.cache = KVCache(model.layers, slots, size, model.kv_heads, model.head_dim, model.dtype, device, kernels=self.kernels)
         self.runner = PolicyRunner(policy, model, self.cache, self.table) if policy is not None else None
         self.index = PrefixIndex(self.table, config.prefix_unit) if config.prefix_cache else None
-        self.reclaimer = Reclaimer(self.table, make_copy_stream(self.cache), config.reclaim) if config.compacts else None
+        graphs = self.kernels and config.cuda_graphs and device.type == "cuda"
+        copies = make_copy_stream(self.cache)
+        self.reclaimer = Reclaimer(self.table, copies, config.reclaim, capture=graphs) if config.compacts else None
         self.alive = torch.zeros(config.max_running + 1, dtype=torch.bool, device=device)
         self.last_token = torch.zeros(config.max_running + 1, dtype=torch.int64, device=device)
         self.made = torch.zeros(config.max_running + 1, 4, dtype=torch.int64, device=device)
@@ -64,16 +63,18 @@ class Worker:
         self._begin_books()
         self.key_norms: Tensor | None = None
         self.watch = Stopwatch()
-        self.graphs: DecodeGraphs | None = None
+        self.send = Sender(device)
         if self.kernels:
-            from .decode_graphs import DecodeGraphs
-
             model.fuse()
-            if config.cuda_graphs and device.type == "cuda":
-                self.graphs = DecodeGraphs(self)
+        self.graphs = WorkerGraphs(self) if graphs else None
+        if config.capture_policy and not graphs:
+            raise ConfigError(
+                "capture_policy=True: only CUDA graphs hold a policy's calls; use a GPU with cuda_graphs=True, or leave it off"
+            )
 
-    def _rows(self, rows: Seq[int] | Seq[Seq[int]]) -> Tensor:
-        return to_device(rows, self.model.device)
+    def _rows(self, seqs: Seq[Sequence]) -> Tensor:
+        """int64 [B]."""
+        return self.send(tuple(seq.held_row for seq in seqs))
 
     def main_operation(self) -> None:
         """Another main-stream operation is launched: a deferred copy may now go on."""
@@ -104,12 +105,13 @@ class Worker:
         state = self.runner.save(row, tokens) if self.runner is not None else {}
         return Saved(self.table.died_at[row, :tokens].clone(), state, max(blocks, seq.saved.blocks if seq.saved else 0))
 
-    def eviction_log(self, seq: Sequence) -> Tensor:
-        """int32 [cursor] on the host: the length at which each token died, NEVER for the living."""
-        return self.table.died_at[seq.held_row, : seq.cursor].cpu()
+    def eviction_logs(self, seqs: Seq[Sequence]) -> Tensor:
+        """int32 [B, tokens] on the host, once the step is known: the length at which each token died, NEVER for the living."""
+        longest = max(seq.cursor for seq in seqs)
+        return to_host(self.table.died_at[self._rows(seqs), :longest])
 
     def release(self, rows: Seq[int]) -> None:
-        index = self._rows(rows)
+        index = self.send(tuple(rows))
         self.counters[FREED] += self.table.release(index)
         self.alive[index] = False
         self.main_operation()
@@ -119,19 +121,17 @@ class Worker:
 
     # -- forward passes -------------------------------------------------------------------------------------------------
 
-    def decode(self, seqs: Seq[Sequence], width: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """One token for each request. Returns how many ran, int64 [B] (0 where a row has stopped), logits [B, V], and mass."""
-        rows = [seq.held_row for seq in seqs]
+    def decode(self, seqs: Seq[Sequence], width: int) -> Decoded:
+        """One token for each request; count is 0 where a row has stopped. mass: [B, width]."""
         record = any(seq.params.record for seq in seqs)
         mass = record or (self.runner is not None and self.runner.reads_attention)
         if self.graphs is not None and not record:
-            made = self.graphs.run(rows, mass=mass)
+            made = self.graphs.decode(tuple(seq.held_row for seq in seqs))
         else:
-            made = self.decode_rows(self._rows(rows), width, mass=mass, record=record)
+            made = self.decode_rows(self._rows(seqs), width, mass=mass, record=record)
         self._sample(seqs, made)
         self.main_operation()
-        by_token = None if made.mass is None else made.mass[:, :width]
-        return made.count, made.logits, by_token
+        return made if made.mass is None else replace(made, mass=made.mass[:, :width])
 
     def decode_rows(self, rows: Tensor, width: int, *, mass: bool, record: bool = False) -> Decoded:
         """The part of `decode` that a graph can hold: rows int64 [B]; padded ones name the trash row."""
@@ -147,10 +147,10 @@ class Worker:
 
     def prefill(self, seq: Sequence, end: int, width: int, *, sample: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The chunk cursor .. end of one request. Returns as `decode`; logits only if it samples."""
-        rows = self._rows([seq.held_row])
+        rows = self._rows([seq])
         n = end - seq.cursor
-        count = self._rows([n])
-        ids = self._rows(seq.tokens(seq.cursor, end))[None]
+        count = self.send((n,))
+        ids = to_device(seq.tokens(seq.cursor, end), rows.device)[None]
         positions = torch.arange(seq.cursor, end, device=ids.device)[None]
         record = seq.params.record and not seq.replaying
         mass = not seq.replaying and (record or (self.runner is not None and self.runner.reads_attention))
@@ -193,14 +193,14 @@ class Worker:
         """Choose the tokens of rows that have logits, and see who stops."""
         rows, count, token = made.rows, made.count, made.chosen
         if any(seq.params.draws for seq in seqs):
-            seeds = self._rows([seq.seed for seq in seqs])
+            seeds = self.send(tuple(seq.seed for seq in seqs))
             token = sample(made.logits.float(), [seq.params for seq in seqs], seeds, self.table.length[rows])
         longest = max(1, *(len(seq.end_ids) for seq in seqs))
-        said = self._rows(
-            [
-                [seq.params.forced[seq.decoded] if seq.params.forced else -1, *seq.end_ids, *[-1] * (longest - len(seq.end_ids))]
+        said = self.send(
+            tuple(
+                (seq.params.forced[seq.decoded] if seq.params.forced else -1, *seq.end_ids, *[-1] * (longest - len(seq.end_ids)))
                 for seq in seqs
-            ]
+            )
         )
         forced, ends = said[:, 0], said[:, 1:]
         if self.kernels:
@@ -225,29 +225,40 @@ class Worker:
     def ask_policy(self, seqs: Seq[Sequence], width: int) -> tuple[Tensor, dict[int, PolicyError]]:
         """Who dies now, bool [B, width]: only in rows that ran and are over their budget."""
         assert self.runner is not None
-        rows = [seq.held_row for seq in seqs]
-        kill, failed = self.runner.evict(rows, width)
-        index = self._rows(rows)
-        due = (self.made[index, RAN] > 0) & (self.table.n_live[index] > self.runner.budget[index]) & ~self.runner.bad[index]
-        self.alive[index] &= ~self.runner.bad[index]
+        kill, failed = self.runner.evict([seq.held_row for seq in seqs], width)
+        rows = self._rows(seqs)
+        due = self.runner.due(rows, self.made[rows, RAN] > 0)
+        self.alive[rows] &= ~self.runner.bad[rows]
         return kill & due[:, None], failed
 
     def evict_token(self, seqs: Seq[Sequence], kill: Tensor) -> None:
         """kill: bool [B, width]."""
-        evicted, freed = self.table.evict_token(self._rows([seq.held_row for seq in seqs]), kill)
-        self.counters[EVICTED] += evicted
-        self.counters[FREED] += freed
+        self._evict_rows(self._rows(seqs), kill)
         self.main_operation()
 
+    def _evict_rows(self, rows: Tensor, kill: Tensor) -> None:
+        evicted, freed = self.table.evict_token(rows, kill)
+        self.counters[EVICTED] += evicted
+        self.counters[FREED] += freed
+
+    def ask_and_evict(self, rows: Tensor) -> Tensor:
+        """`ask_policy` and `evict_token` as a graph holds them: rows int64 [B]. Returns what the policy answered, bool [B, T]."""
+        assert self.runner is not None
+        answer = self.runner.answer(rows, self.table.max_tokens)
+        due = self.runner.due(rows, self.made[rows, RAN] > 0)
+        self.alive[rows] &= ~self.runner.bad[rows]
+        self._evict_rows(rows, answer & due[:, None])
+        return answer
+
     def apply_logged_deaths(self, seq: Sequence) -> None:
-        self.counters[FREED] += self.table.apply_logged_deaths(self._rows([seq.held_row]))
+        self.counters[FREED] += self.table.apply_logged_deaths(self._rows([seq]))
         self.main_operation()
 
     def evict_out_of_window(self, seqs: Seq[Sequence], width: int) -> None:
         """Tokens that no layer's sliding window reaches from the next position on die by themselves."""
         window = self.model.death_window
         assert window is not None
-        rows = self._rows([seq.held_row for seq in seqs])
+        rows = self._rows(seqs)
         ids = torch.arange(width, device=rows.device)
         ran = self.made[rows, RAN, None] > 0  # a row that has stopped keeps what it has
         self.evict_token(seqs, ran & (ids <= self.table.length[rows][:, None] - window))
@@ -273,7 +284,7 @@ class Worker:
 
     def exact_growth(self, decode: Seq[Sequence], chunks: Seq[tuple[Sequence, int]]) -> int:
         """Blocks that these decode steps and chunks (request, tokens) will take. Reads the device: for use when drained."""
-        rows = self._rows([seq.held_row for seq in decode])
+        rows = self._rows(decode)
         need = int((self.alive[rows] & (self.table.n_free[rows] == 0)).sum())
         size = self.table.block_size
         for seq, n in chunks:

@@ -61,13 +61,13 @@ class ReplayRunner(PolicyRunner):
         super().__init__(policy, nothing, nothing, table)
         self.norms = norms  # fp32 [R, T]
 
-    def _score_row(self, row: int, fn: Callable[[LiveKV], Tensor], width: int) -> Tensor:
-        ids = (self.table.slot[row, :width] >= 0).nonzero().flatten()
+    def _score_row(self, row: int, n: int, length: int, fn: Callable[[LiveKV], Tensor], width: int) -> Tensor:
+        ids = self.table.tokens_at(row, self.table.map[row, :n]).long()
         kv: Any = RecordedKV(self.norms[row, ids][None], ids[None])
         answer = fn(kv)
-        if not isinstance(answer, Tensor) or answer.shape != (1, len(ids)):
+        if not isinstance(answer, Tensor) or answer.shape != (1, n):
             got = list(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
-            raise PolicyError(f"cache.score's function returned {got}; it must return [H, N] = {[1, len(ids)]}")
+            raise PolicyError(f"cache.score's function returned {got}; it must return [H, N] = {[1, n]}")
         return torch.zeros(1, width).index_copy_(1, ids, answer.float())
 
 

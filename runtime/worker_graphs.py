@@ -1,0 +1,93 @@
+"""A worker's decode step, and its policy's calls, as CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .config import ConfigError
+from .decoded import Decoded
+from .graphs import Graphs
+from .policy_runner import PolicyRunner
+from .token_table import PAD
+
+if TYPE_CHECKING:
+    from .worker import Worker
+
+
+class WorkerGraphs:
+    """captured: the policy's calls are in graphs. learns: a decode step's graph holds `sync_new_tokens`."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker, self.table = worker, worker.table
+        self.captured = worker.config.capture_policy and worker.runner is not None
+        self.learns = self.captured and worker.runner is not None and worker.runner.learns
+        self._decode = Graphs(worker.table, self._decode_rows)
+        self._evict = Graphs(worker.table, worker.ask_and_evict)
+        if self.captured:
+            self._try_capture()
+
+    def decode(self, rows: tuple[int, ...]) -> Decoded:
+        """As `Worker.decode_rows`, and with `learns` the policy has learned from it. Valid until the next call."""
+        if self.learns and not self._decode.holds(len(rows)):
+            return self._compare_learning(rows)
+        return self._decode.run(rows).first(len(rows))
+
+    def evict(self, rows: tuple[int, ...]) -> None:
+        """`Worker.ask_and_evict`."""
+        runner, n = self._runner, len(rows)
+        own = None if self._evict.holds(n) else runner.answer(self.worker.send(rows), self.table.max_tokens)
+        answer = self._evict.run(rows)
+        if own is not None and not torch.equal(own, answer[:n]):
+            raise self._differs("evict_token")
+
+    @property
+    def _runner(self) -> PolicyRunner:
+        assert self.worker.runner is not None
+        return self.worker.runner
+
+    def _decode_rows(self, rows: Tensor) -> Decoded:
+        mass = self.worker.runner is not None and self.worker.runner.reads_attention
+        made = self.worker.decode_rows(rows, self.table.max_tokens, mass=mass)
+        if self.learns:
+            self._runner.learn(rows, made.count, made.mass, self.table.max_tokens)
+            made = replace(made, learned=True)
+        return made
+
+    def _compare_learning(self, rows: tuple[int, ...]) -> Decoded:
+        runner, n = self._runner, len(rows)
+        before = {name: store.clone() for name, store in runner.state.items()}
+        made = self._decode.run(rows).first(n)
+        after = {name: store.clone() for name, store in runner.state.items()}
+        for name, store in runner.state.items():
+            store.copy_(before.get(name, torch.zeros_like(store)))
+        index = self.worker.send(rows)
+        runner.learn(index, made.count, made.mass, self.table.max_tokens)
+        for name, store in runner.state.items():
+            if name not in after or not torch.allclose(store[index], after[name][index], equal_nan=True):
+                raise self._differs("sync_new_tokens")
+        return made
+
+    def _try_capture(self) -> None:
+        """Before any work: on rows that hold nothing."""
+        self.table.reserve(PAD)
+        trash: tuple[int, ...] = (self.table.rows,)
+        calls: list[tuple[str, Callable[[], object]]] = [("evict_token", lambda: self._evict.run(trash))]
+        if self.learns:
+            calls.insert(0, ("sync_new_tokens", lambda: self._decode.run(trash)))
+        for call, act in calls:
+            try:
+                act()
+            except Exception as error:
+                name = f"{self._runner.name}.{call}"
+                raise ConfigError(f"capture_policy=True: {name} cannot be captured in a CUDA graph ({error}); leave it off") from error
+
+    def _differs(self, call: str) -> ConfigError:
+        return ConfigError(
+            f"capture_policy=True: {self._runner.name}.{call} gives something else in a CUDA graph than when called, so it reads what a "
+            "graph cannot see (numbers on the host, a counter of its own, a random generator); leave capture_policy off"
+        )
