@@ -81,6 +81,10 @@ class KVCache:
 
     def poison(self, keep: Tensor) -> None:
         """Write NaN into every slot not in `keep`, bool [n_slots]: a debugging aid."""
+        if keep.is_cuda:  # without asking how many they are
+            for pool in (self.keys, self.values):
+                pool[:, : self.n_slots].masked_fill_(~keep[:, None, None], torch.nan)
+            return
         dead = (~keep).nonzero().flatten()
         self.keys[:, dead] = torch.nan
         self.values[:, dead] = torch.nan

@@ -317,23 +317,23 @@ class Worker:
         self.made[:, BAD_LAYER] = -1
         self.counters.zero_()
 
+    def _marked(self, slots: Tensor) -> Tensor:
+        """bool [n_slots + 1]: the slots of an int64 tensor that names the trash slot, the last one, where it means none."""
+        mark = torch.zeros(self.cache.n_slots + 1, dtype=torch.bool, device=self.model.device)
+        mark[slots.flatten()] = True
+        return mark
+
     def live_slots(self) -> Tensor:
         """bool [n_slots]: slots that hold a live token of some request."""
-        n = self.cache.n_slots
-        mark = torch.zeros(n + 1, dtype=torch.bool, device=self.model.device)
-        slot = self.table.slot[:-1].flatten().long()
-        mark[torch.where(slot >= 0, slot, n)] = True
-        return mark[:-1]
+        slot = self.table.slot[:-1].long()
+        return self._marked(torch.where(slot >= 0, slot, self.cache.n_slots))[:-1]
 
     def poison_dead_slots(self) -> None:
-        """NaN into every slot that holds nothing of value; a move's target holds a value once it is copied."""
-        keep = self.live_slots()
-        size, trash = self.table.block_size, self.table.trash_slot
-        at = torch.arange(size, device=keep.device)
-        held_slots = (self.table.blocks[..., None] * size + at).flatten(1)  # [R + 1, N * S]
-        reserved = held_slots[self.table.held <= RESERVED]
-        keep[reserved[reserved < trash]] = True
+        """NaN into every slot that holds nothing of value; a move's target holds a value once it is copied. Never waits."""
+        table, size = self.table, self.table.block_size
+        held_slots = (table.blocks[..., None] * size + torch.arange(size, device=self.model.device)).flatten(1)  # [R + 1, N * S]
+        reserved = self._marked(torch.where(table.held <= RESERVED, held_slots, table.trash_slot).clamp(max=table.trash_slot))
+        keep = self.live_slots() | reserved[:-1]
         if self.index is not None:
-            owned = self.index.owned()[:-1].nonzero().flatten()
-            keep[(owned[:, None] * size + at).flatten()] = True
+            keep |= (self.index.owned()[:-1] > 0).repeat_interleave(size)
         self.cache.poison(keep)
