@@ -42,7 +42,7 @@ class BlockPool:
         depth = (counts.cumsum(0) - counts)[:, None] + rank
         ids = self.stack[(self.top - 1 - depth).clamp(min=0)]
         ids = torch.where(wanted, ids, self.trash)
-        self.owners[ids.flatten()] = 1
+        self.owners.index_fill_(0, ids.flatten(), 1)  # a number assigned by index would come from the host, which waits for it
         self.top -= counts.sum()
         return ids
 

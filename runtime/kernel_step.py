@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .kernels.choose import choose
 from .kernels.chunk_attention import chunk_attention, chunk_mass
 from .kernels.decode_attention import LOG2E, NOT_BAD, DecodeScratch, decode_attention
 from .kernels.kv_write import rope_and_write
@@ -42,6 +43,9 @@ class KernelStep(StepContext):
     @property
     def bad_layer(self) -> Tensor:
         return torch.where(self.first_bad == NOT_BAD, -1, self.first_bad).long()
+
+    def choose(self, logits: Tensor, layers: int) -> tuple[Tensor, Tensor]:
+        return choose(logits, self.first_bad, layers)
 
     def attention_by_token(self, counts: Tensor, width: int, layers: int) -> Tensor:
         assert self.mass is not None

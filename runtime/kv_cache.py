@@ -7,7 +7,10 @@ from torch import Tensor
 
 
 class KVCache:
-    """keys, values: [L, n_slots + S, H, D]; the last S slots are the trash block. queries: [L, R + 1, Hq, W, D] ring by position."""
+    """keys, values: [L, n_slots + S + 1, H, D]; beyond the pool lie the trash block, which padding reads, and a slot that nobody reads.
+
+    queries: [L, R + 1, Hq, W, D], a ring by position.
+    """
 
     def __init__(
         self,
@@ -22,7 +25,7 @@ class KVCache:
         kernels: bool = False,
     ) -> None:
         self.n_slots, self.kernels = n_slots, kernels
-        shape = (layers, n_slots + block_size, heads, head_dim)
+        shape = (layers, n_slots + block_size + 1, heads, head_dim)
         # Not zeros: nobody reads a slot before it is written, and memory that is never touched costs nothing on most machines.
         self.keys = torch.empty(shape, dtype=dtype, device=device)
         self.values = torch.empty(shape, dtype=dtype, device=device)
@@ -81,10 +84,10 @@ class KVCache:
 
     def poison(self, keep: Tensor) -> None:
         """Write NaN into every slot not in `keep`, bool [n_slots]: a debugging aid."""
-        if keep.is_cuda:  # without asking how many they are
-            for pool in (self.keys, self.values):
-                pool[:, : self.n_slots].masked_fill_(~keep[:, None, None], torch.nan)
-            return
-        dead = (~keep).nonzero().flatten()
-        self.keys[:, dead] = torch.nan
-        self.values[:, dead] = torch.nan
+        if keep.is_cuda:  # how many they are, the host need not know; a masked fill would write to the others too, under a copy's hands
+            unread = self.keys.shape[1] - 1
+            dead = torch.arange(self.n_slots, device=keep.device).masked_fill_(keep, unread)
+        else:
+            dead = (~keep).nonzero().flatten()
+        self.keys.index_fill_(1, dead, torch.nan)
+        self.values.index_fill_(1, dead, torch.nan)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .token_table import TokenTable
+from .transfer import to_device
 
 
 def prefix_keys(tokens: Sequence[int], unit: int) -> list[bytes]:
@@ -49,8 +50,8 @@ class PrefixIndex:
 
     def adopt(self, row: int, keys: Sequence[bytes]) -> None:
         """Make the blocks of these entries the first tokens of an empty row."""
-        numbers = torch.tensor([self._entries[key] for key in keys], device=self.table.device)
-        self.table.adopt(torch.tensor([row], device=self.table.device), self._blocks[numbers].flatten())
+        numbers = to_device([self._entries[key] for key in keys], self.table.device)
+        self.table.adopt(to_device([row], self.table.device), self._blocks[numbers].flatten())
 
     def enter(self, row: int, keys: Sequence[bytes]) -> None:
         """Enter the first units of a row that nothing was evicted from: its own blocks for each key that is not known yet."""
@@ -59,9 +60,9 @@ class PrefixIndex:
             # There is always a number left: entries have no block in common, and this row has blocks that no entry has.
             numbers = [self._unused.pop() for _ in fresh]
             self._entries.update((keys[i], number) for i, number in zip(fresh, numbers, strict=True))
-            ordinals = torch.tensor(fresh, device=self.table.device)[:, None] * self.blocks_per_entry
+            ordinals = to_device(fresh, self.table.device)[:, None] * self.blocks_per_entry
             ids = self.table.blocks[row, ordinals + torch.arange(self.blocks_per_entry, device=self.table.device)]
-            self._blocks[torch.tensor(numbers, device=self.table.device)] = ids
+            self._blocks[to_device(numbers, self.table.device)] = ids
             self._owned.index_fill_(0, ids.flatten(), 1)
             self.table.pool.share(ids.flatten())
         self._touch(keys)
@@ -70,7 +71,7 @@ class PrefixIndex:
         """Forget the n least recently used entries. Returns how many blocks became free, int64 []."""
         numbers = [self._entries.popitem(last=False)[1] for _ in range(min(n, len(self._entries)))]
         self._unused += numbers
-        ids = self._blocks[torch.tensor(numbers, dtype=torch.int64, device=self.table.device)].flatten()
+        ids = self._blocks[to_device(numbers, self.table.device)].flatten()
         self._owned.index_fill_(0, ids, 0)
         return self.table.pool.free(ids)
 

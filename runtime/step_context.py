@@ -45,6 +45,12 @@ class StepContext(ABC):
     def bad_layer(self) -> Tensor:
         """int64 [B], the first layer whose output was not finite, -1 if none."""
 
+    def choose(self, logits: Tensor, layers: int) -> tuple[Tensor, Tensor]:
+        """logits: [B, V]. Returns the greedy choice and the first layer that went wrong, int64 [B] each; `layers` is the head itself."""
+        lowest, highest = logits.aminmax(dim=-1)
+        finite = lowest.isfinite() & highest.isfinite()
+        return logits.argmax(-1), torch.where(self.bad_layer >= 0, self.bad_layer, torch.where(finite, -1, layers))
+
     @abstractmethod
     def _attention(self, layer: int, query: Tensor, scale: float, softcap: float | None, window: int | None) -> Tensor:
         """query: [B, n, Hq, D] -> the same, once the new keys and values are written."""

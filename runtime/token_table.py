@@ -157,17 +157,18 @@ class TokenTable:
         self.held[row, :n] = torch.arange(n, dtype=torch.int32, device=self.device)
         self.slot[row, :n] = slots
         self.map[row, :n] = slots
-        self.n_live[row] = n
-        self.n_free[row] = 0
-        self.length[row] = n
+        for x, value in ((self.n_live, n), (self.n_free, 0), (self.length, n)):
+            x.index_fill_(0, row, value)
 
     def release(self, rows: Tensor) -> Tensor:
         """The requests of these rows, int64 [B], ended: drop their blocks and forget them. Returns the blocks that became free."""
         freed = self.pool.free(self.blocks[rows].flatten())
-        self.slot[rows], self.died_at[rows] = -1, NEVER
-        self.blocks[rows], self.held[rows], self.leaving[rows] = self.pool.trash, DEAD, False
-        self.map[rows] = self.trash_slot
-        self.length[rows] = self.n_live[rows] = self.n_free[rows] = 0
+        by_token, by_block = (
+            ((self.slot, -1), (self.died_at, NEVER)),
+            ((self.blocks, self.pool.trash), (self.held, DEAD), (self.leaving, 0)),
+        )
+        for x, value in (*by_token, *by_block, (self.map, self.trash_slot), (self.length, 0), (self.n_live, 0), (self.n_free, 0)):
+            x.index_fill_(0, rows, value)
         return freed
 
     # -- moves ----------------------------------------------------------------------------------------------------------
@@ -207,14 +208,14 @@ class TokenTable:
         if self.kernels:
             return counts.sum(), self._settle_all(rows, drop_leaving=True)
         held = self._by_block(rows).masked_fill_(self.leaving[rows][..., None], DEAD)
-        self.leaving[rows] = False
+        self.leaving.index_fill_(0, rows, 0)
         return counts.sum(), self._settle(rows, self.slot[rows], held)
 
     def cancel_moves(self, rows: Tensor) -> Tensor:
         """Undo the marks of a plan. Returns how many blocks became free: those that were opened for it or died in the meantime."""
         held = self._by_block(rows)
         held = torch.where(held <= RESERVED, held + RESERVE, held)
-        self.leaving[rows] = False
+        self.leaving.index_fill_(0, rows, 0)
         if self.kernels:
             self.held[rows] = held.flatten(1)
             return self._settle_all(rows)

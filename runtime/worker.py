@@ -113,7 +113,7 @@ class Worker:
     def release(self, rows: Seq[int]) -> None:
         index = self.send(tuple(rows))
         self.counters[FREED] += self.table.release(index)
-        self.alive[index] = False
+        self.alive.index_fill_(0, index, 0)
         self.main_operation()
 
     def freeze(self, row: int) -> None:
@@ -182,12 +182,7 @@ class Worker:
         return step
 
     def _decoded(self, rows: Tensor, count: Tensor, logits: Tensor, step: StepContext, mass: Tensor | None) -> Decoded:
-        # A layer that went wrong shows in the logits; L stands for the head itself.
-        lowest, highest = logits.aminmax(dim=-1)
-        finite = lowest.isfinite() & highest.isfinite()
-        layer = step.bad_layer
-        layer = torch.where(layer >= 0, layer, torch.where(finite, -1, self.model.layers))
-        return Decoded(rows, count, logits, logits.argmax(-1), layer, mass)
+        return Decoded(rows, count, logits, *step.choose(logits, self.model.layers), mass)
 
     def _sample(self, seqs: Seq[Sequence], made: Decoded) -> None:
         """Choose the tokens of rows that have logits, and see who stops."""
@@ -320,8 +315,7 @@ class Worker:
     def _marked(self, slots: Tensor) -> Tensor:
         """bool [n_slots + 1]: the slots of an int64 tensor that names the trash slot, the last one, where it means none."""
         mark = torch.zeros(self.cache.n_slots + 1, dtype=torch.bool, device=self.model.device)
-        mark[slots.flatten()] = True
-        return mark
+        return mark.index_fill_(0, slots.flatten(), 1)
 
     def live_slots(self) -> Tensor:
         """bool [n_slots]: slots that hold a live token of some request."""

@@ -64,7 +64,9 @@ class WorkerGraphs:
         made = self._decode.run(rows).first(n)
         after = {name: store.clone() for name, store in runner.state.items()}
         for name, store in runner.state.items():
-            store.copy_(before.get(name, torch.zeros_like(store)))
+            store.zero_()
+            if name in before:  # stores grow with the table
+                store[..., : before[name].shape[-1]] = before[name]
         index = self.worker.send(rows)
         runner.learn(index, made.count, made.mass, self.table.max_tokens)
         for name, store in runner.state.items():

@@ -294,7 +294,7 @@ def test_policies_that_no_graph_can_hold_are_refused(model: Tiny, policy: Evicti
 @pytest.mark.parametrize("block_size", [1, 8, 16, 32, 64])
 @pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 128, 256])
 def test_head_and_block_sizes(head_dim: int, block_size: int) -> None:
-    shape = {**SMALL, "head_dim": head_dim, "num_attention_heads": 6}
+    shape = {**SMALL, "hidden_size": 96, "head_dim": head_dim, "num_attention_heads": 6}
     served = LoadedModel.from_transformers(torch.nn.Module.to(build("llama", **shape), "cuda"))
     pair = Tiny(served, build("llama", **shape))
     prompts = [prompt(0, 90), prompt(1, 33), prompt(2, 5)]
