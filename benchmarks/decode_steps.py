@@ -55,6 +55,7 @@ def measure(model: LoadedModel, batch: int, ctx: int, args: argparse.Namespace) 
         budget=args.budget,
         evict=EvictOptions("end", args.every),
         cuda_graphs=not args.eager,
+        capture_policy=args.capture,
     )
     engine = Engine(model, config, POLICIES[args.policy]() if args.policy else None)
     run(engine, min(batch, 2), 128, 8)
@@ -79,6 +80,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=0.5)
     parser.add_argument("--every", type=int, default=16)
     parser.add_argument("--chunk", type=int, default=16384)
+    parser.add_argument("--capture", action="store_true", help="the policy's calls in CUDA graphs, too")
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "decode_steps.json")
     args = parser.parse_args()
@@ -97,6 +99,7 @@ def main() -> None:
         policy=args.policy,
         budget=args.budget,
         every=args.every,
+        capture_policy=args.capture,
     )
 
 

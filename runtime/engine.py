@@ -35,6 +35,7 @@ from .request import MAX_SEED, FinishReason, RequestOutput, RequestRejected, Sam
 from .scheduler import Scheduler
 from .sequence import Sequence
 from .step_in_flight import StepInFlight
+from .transfer import Ring
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Engine:
         self._sequences: dict[str, Sequence] = {}
         self._submitted = 0
         self._in_flight: deque[StepInFlight] = deque()
+        self._ring = Ring(config.lag + 1)
         self._known: list[StepRecord] = []
         self._now_building = StepInFlight(0)
         self._last: StepInFlight | None = None
@@ -169,7 +171,7 @@ class Engine:
         flight.running, flight.waiting = len(self.scheduler.running), len(self.scheduler.waiting)
         flight.rows = {seq.row: seq for seq in self.scheduler.running if seq.row is not None}
         with self.worker.watch.part("table"):
-            flight.push(self.worker.record())
+            flight.push(self.worker.record(), self._ring)
         self._in_flight.append(flight)
         self.steps += 1
         return self._take_known()

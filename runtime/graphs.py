@@ -52,11 +52,8 @@ class Graphs(Generic[T]):
 
     def run(self, rows: tuple[int, ...]) -> T:
         """Outputs are of the padded batch: the first `len(rows)` entries are meant."""
-        self._forget_old_addresses()
         n, size = len(rows), _size(len(rows))
-        found = self._captured.get(size)
-        if found is None:
-            found = self._captured[size] = self._capture(size)
+        found = self.prepare(n)
         if found.holds != rows:
             padded = torch.tensor([*rows, *[self.table.rows] * (size - n)], dtype=torch.int64, pin_memory=True)
             found.rows.copy_(padded, non_blocking=True)
@@ -64,6 +61,13 @@ class Graphs(Generic[T]):
         found.graph.replay()
         self._last = found
         return found.made
+
+    def prepare(self, n: int) -> _Captured[T]:
+        """Capture the graph of such a batch, unless it is there."""
+        size = _size(n)
+        if not self.holds(n):
+            self._captured[size] = self._capture(size)
+        return self._captured[size]
 
     def holds(self, n: int) -> bool:
         """Is the graph of such a batch captured?"""

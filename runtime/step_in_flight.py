@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .records import StepRecord
 from .sequence import Sequence
+from .transfer import Ring
 
 # Columns of a record, one line a row of the table.
 ROW_FIELDS = ("ran", "token", "stopped", "bad_answer", "bad_layer", "n_live", "held")
@@ -39,15 +40,9 @@ class StepInFlight:
     ready: torch.cuda.Event | None = None
     values: list[list[int]] = field(default_factory=list)
 
-    def push(self, record: Tensor) -> None:
+    def push(self, record: Tensor, ring: Ring) -> None:
         """record: int64 [R + 1, fields] on the device. Starts its way to the host without waiting."""
-        if record.device.type == "cuda":
-            self.record = torch.empty(record.shape, dtype=record.dtype, pin_memory=True)
-            self.record.copy_(record, non_blocking=True)
-            self.ready = torch.cuda.Event()
-            self.ready.record()
-        else:
-            self.record = record
+        self.record, self.ready = ring.send(record)
 
     def wait(self) -> None:
         """Wait for the step to be done on the device."""

@@ -22,6 +22,30 @@ def to_host(values: Tensor) -> Tensor:
     return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
 
 
+class Ring:
+    """Places on the host where results of the last few steps arrive, each with an event: made once, then used in turn.
+
+    depth: as many are on their way, or being read, at once.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self._places: list[tuple[Tensor, torch.cuda.Event]] = []
+        self._next = 0
+
+    def send(self, values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+        """Where the values, always of one shape, will be on the host, and the event after which they are (None: at once)."""
+        if values.device.type != "cuda":
+            return values, None
+        if len(self._places) < self.depth:
+            self._places.append((torch.empty(values.shape, dtype=values.dtype, pin_memory=True), torch.cuda.Event()))
+        place, ready = self._places[self._next]
+        self._next = (self._next + 1) % self.depth
+        place.copy_(values, non_blocking=True)
+        ready.record()
+        return place, ready
+
+
 class Sender:
     """`to_device`, which sends the same numbers once: a batch that decodes on names the same rows at every step.
 

@@ -290,10 +290,7 @@ class Worker:
         """int64 [R + 1, fields]: see step_in_flight. Begins a new step's books."""
         table, pool = self.table, self.pool
         if self.kernels and self.index is None:
-            from .kernels.step_end import record
-
-            bad_answer = self.runner.bad if self.runner is not None else None
-            return record(self.made, bad_answer, table.n_live, table.blocks, self.counters, pool.top, pool.n_blocks, pool.trash)
+            return self.graphs.record() if self.graphs is not None else self.record_by_kernel()
         bad = self.runner.bad.long() if self.runner is not None else torch.zeros_like(table.n_live)
         n_held = (table.blocks != pool.trash).sum(1)
         ran, token, stopped, layer = self.made.unbind(1)
@@ -306,6 +303,14 @@ class Worker:
         made[-1, : len(POOL_FIELDS)] = torch.stack((pool.top, *self.counters, held, live))
         self._begin_books()
         return made
+
+    def record_by_kernel(self) -> Tensor:
+        """`record`, where no prefixes are shared."""
+        from .kernels.step_end import record
+
+        table, pool = self.table, self.pool
+        bad_answer = self.runner.bad if self.runner is not None else None
+        return record(self.made, bad_answer, table.n_live, table.blocks, self.counters, pool.top, pool.n_blocks, pool.trash)
 
     def _begin_books(self) -> None:
         self.made.zero_()

@@ -1,4 +1,4 @@
-"""A worker's decode step, and its policy's calls, as CUDA graphs."""
+"""A worker's decode step, its record, and its policy's calls, as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ class WorkerGraphs:
         self.learns = self.captured and worker.runner is not None and worker.runner.learns
         self._decode = Graphs(worker.table, self._decode_rows)
         self._evict = Graphs(worker.table, worker.ask_and_evict)
+        self._record = Graphs(worker.table, lambda rows: worker.record_by_kernel())
         if self.captured:
             self._try_capture()
 
@@ -44,6 +45,14 @@ class WorkerGraphs:
         answer = self._evict.run(rows)
         if own is not None and not torch.equal(own, answer[:n]):
             raise self._differs("evict_token")
+
+    def record(self) -> Tensor:
+        """`Worker.record_by_kernel`. Valid until the next call."""
+        if self._record.holds(0):
+            return self._record.run(())
+        made = self.worker.record_by_kernel()
+        self._record.prepare(0)  # afterwards: a record empties the books, and to capture one runs it once
+        return made
 
     @property
     def _runner(self) -> PolicyRunner:
