@@ -85,22 +85,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "decode_steps.json")
     args = parser.parse_args()
     model = load_model(args.model, weights="dummy")
+    about = {"model": args.model, "weights": "dummy", "dtype": str(model.dtype), "policy": args.policy, "capture_policy": args.capture}
     results = {}
     for shape in args.shapes.split(","):
         batch, ctx = map(int, shape.split("x"))
         results[shape] = measure(model, batch, ctx, args)
         print(shape, json.dumps(results[shape]), flush=True)
-    write(
-        args.out,
-        results,
-        model=args.model,
-        weights="dummy",
-        dtype=str(model.dtype),
-        policy=args.policy,
-        budget=args.budget,
-        every=args.every,
-        capture_policy=args.capture,
-    )
+        write(args.out, results, budget=args.budget, every=args.every, **about)  # a run that is cut short keeps what it has
 
 
 if __name__ == "__main__":

@@ -105,6 +105,7 @@ def main() -> None:
     args = parser.parse_args()
     model = load_model("tiny", weights="dummy")
     results: dict[str, Any] = {}
+    about = {"requests": args.requests, "ctx": args.ctx, "budget": 0.5}
     cases: list[tuple[str, EvictionPolicy | None, int, bool]] = [
         ("native", None, 16, False),
         ("hooks only", Full(), 16, False),
@@ -117,13 +118,14 @@ def main() -> None:
     for name, policy, every, capture in cases:
         results[name] = measure(model, policy, args, every=every, capture=capture)
         print(name, json.dumps({k: round(v, 1) for k, v in results[name].items()}), flush=True)
+        write(args.out, results, **about)
     for name, policy in (("native", None), ("hooks only", Full())):
         try:
             results[name]["nodes"] = nodes(model, policy)
         except (AttributeError, OSError, TypeError) as error:
             print("nodes:", type(error).__name__, error, flush=True)
         print(name, results[name].get("nodes"), flush=True)
-    write(args.out, results, requests=args.requests, ctx=args.ctx, budget=0.5)
+    write(args.out, results, **about)
 
 
 if __name__ == "__main__":

@@ -95,6 +95,7 @@ def main() -> None:
     args = parser.parse_args()
     model = load_model(args.model, weights="dummy")
     results: dict[str, Any] = {}
+    about = {k: v for k, v in vars(args).items() if k not in ("out", "cases", "budgets")}
     for budget in map(float, args.budgets.split(",")):
         for case in args.cases.split(","):
             if case == "native" and case in results:
@@ -102,8 +103,7 @@ def main() -> None:
             name = case if case == "native" else f"{case} {budget}"
             results[name] = measure(model, case, budget, args)
             print(name, json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in results[name].items()}), flush=True)
-    about = {k: v for k, v in vars(args).items() if k not in ("out", "cases", "budgets")}
-    write(args.out, results, weights="dummy", dtype=str(model.dtype), **about)
+            write(args.out, results, weights="dummy", dtype=str(model.dtype), **about)
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ class BlockPool:
 
             return slot_map.free(self, ids)
         drop = torch.zeros_like(self.owners).index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
-        drop[self.trash] = 0
+        drop[self.trash].zero_()
         self.owners -= drop
         now_free = (drop > 0) & (self.owners == 0)
         rank = now_free.cumsum(0) - 1

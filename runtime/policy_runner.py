@@ -53,9 +53,10 @@ class PolicyRunner:
         if future is not None:
             device = self.table.device
             self._future[row] = future.lengths.to(device), future.still_to_come().to(device)
-        self.budget[row], self.seed[row], self.bad[row] = budget, seed, False
+        for numbers, value in ((self.budget, budget), (self.seed, seed), (self.bad, False)):
+            numbers[row].fill_(value)
         for store in self.state.values():
-            store[row] = 0
+            store[row].zero_()
         for name, value in (saved or {}).items():
             self._store(name)[row, :, : value.shape[-1]] = value
 

@@ -88,12 +88,12 @@ class Worker:
     def start(self, seq: Sequence, prefix: Seq[bytes]) -> None:
         """Give a request its row, with the blocks of a prefix hit, or with what it took along when it was preempted."""
         row, saved = seq.held_row, seq.saved
-        self.alive[row] = True
+        self.alive[row].fill_(True)  # a number assigned would be copied from the host, which waits for it
         if self.runner is not None:
             self.runner.start(row, seq.budget, seq.seed, saved.state if saved else None, seq.params.future)
         if saved is not None:
             self.table.died_at[row, : len(saved.died_at)] = saved.died_at
-            self.last_token[row] = seq.output.token_ids[-1] if seq.output.token_ids else 0
+            self.last_token[row].fill_(seq.output.token_ids[-1] if seq.output.token_ids else 0)
         if prefix:
             assert self.index is not None
             self.index.adopt(row, prefix)
@@ -117,7 +117,7 @@ class Worker:
         self.main_operation()
 
     def freeze(self, row: int) -> None:
-        self.alive[row] = False
+        self.alive[row].fill_(False)
 
     # -- forward passes -------------------------------------------------------------------------------------------------
 

@@ -80,3 +80,8 @@ def test_tools_of_the_readme_work_one_after_the_other(tmp_path: Path, monkeypatc
 def test_every_bundled_policy_is_listed() -> None:
     for name in available_policies():
         assert f"[`{name}`](policies/{name}.py)" in README
+
+
+def test_tables_are_what_the_results_say() -> None:
+    made = subprocess.run([sys.executable, "benchmarks/tables.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, f"{made.stdout}{made.stderr}run benchmarks/tables.py"

@@ -1,0 +1,114 @@
+"""Rebuilds the tables of README.md and docs/gpu.md from benchmarks/results.
+
+    python benchmarks/tables.py [--check]
+
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`. With --check nothing is written, and exit code 1 says that a page is old.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "gpu.md")
+PAPER = {5427: (5, 8), 11519: (11, 22)}  # blocks: requests at once without and with reclaiming
+
+
+def results(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["results"]
+    return found
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def steps() -> str:
+    ours, h2o, peer = results("decode_steps_native_h200"), results("decode_steps_h2o_h200"), results("peers_h200")["decode"]
+    rows = []
+    for shape, theirs in peer.items():
+        native, other = ours[shape]["median_ms"], h2o.get(shape)
+        row = [shape.replace("x", " x "), f"{theirs['step_ms']:.2f}", f"{native:.2f}", f"{theirs['step_ms'] / native:.2f}"]
+        rows.append([*row, *([f"{other['median_ms']:.2f}", f"{other['median_ms'] / native - 1:+.1%}"] if other else ["-", "-"])])
+    return table(["requests x live tokens", "vLLM 0.23.0, ms", "native, ms", "speed", "h2o, ms", "over native"], rows)
+
+
+def pools() -> str:
+    peer, rows = results("peers_h200")["pools"], []
+    for blocks, requests, output in ((5427, 16, 256), (11519, 22, 256), (11519, 22, 2048)):
+        theirs = peer[f"blocks{blocks}_C{requests}_out{output}"]["output_tok_s"]
+        before, after = PAPER[blocks]
+        for case, made in results(f"pool_{blocks}_{output}_h200").items():
+            paper = str(before if case == "native" else after)
+            speed = [f"{made['output_tok_s']:.0f}", f"{made['output_tok_s'] / theirs:.2f}"]
+            name = case.replace("vtoken:", "").replace(" 0.5", "")
+            rows.append([f"{blocks:,}", f"{output:,}", name, str(made["capacity"]), paper, *speed, f"{made['itl_ms_p95']:.0f}"])
+        rows.append([f"{blocks:,}", f"{output:,}", "vLLM 0.23.0", "", "", f"{theirs:.0f}", "1.00", ""])
+    return table(["blocks", "tokens out", "", "requests at once", "paper", "output tok/s", "x vLLM", "ITL p95, ms"], rows)
+
+
+def attention() -> str:
+    ours, peer = results("kernel_times_h200")["decode"], results("peers_h200")["fa3"]
+    rows = []
+    for shape, made in ours.items():
+        theirs = peer[f"{shape}_page1"]["us"], peer[f"{shape}_page16"]["us"]
+        figures = [made["floor_us"], *theirs, made["us"], made["with_mass_us"]]
+        rows.append([shape.replace("x", " x "), *(f"{x:.0f}" for x in figures)])
+    return table(["requests x tokens", "floor", "FA3, page 1", "FA3, page 16", "ours", "ours, with attention mass"], rows)
+
+
+def moves() -> str:
+    made = results("kernel_times_h200")["moves"]
+    return table(["tokens", "of the copy's bandwidth"], [[f"{int(n):,}", f"{x['share_of_copy']:.3f}"] for n, x in made.items()])
+
+
+def host() -> str:
+    rows = []
+    for name, made in results("host_time_h200").items():
+        parts = [made[k] for k in ("policy_us", "table_us", "plan_us", "table_policy_planner_us")]
+        rows.append([name, *(f"{x:.0f}" for x in parts), str(made.get("nodes", "-"))])
+    return table(["", "policy", "table", "planner", "together", "nodes of the decode graph"], rows)
+
+
+def reclaim() -> str:
+    rows = []
+    for name, made in results("sustained_reclaim_h200").items():
+        over = made["over_off"]
+        keys = ("mean_ms", "p95_ms", "p99_ms")
+        rows.append([name, *(f"{made[k]:.2f}" + (f" ({over[k]:+.1%})" if over else "") for k in keys)])
+    return table(["tokens moved a step", "mean, ms", "p95, ms", "p99, ms"], rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "steps": steps, "pools": pools, "attention": attention, "moves": moves, "host": host, "reclaim": reclaim,
+}  # fmt: skip
+
+
+def rebuilt(text: str) -> str:
+    def fill(match: re.Match[str]) -> str:
+        return f"<!-- table: {match[1]} -->\n{TABLES[match[1]]()}\n<!-- end -->"
+
+    return re.sub(r"<!-- table: (\w+) -->\n.*?<!-- end -->", fill, text, flags=re.DOTALL)
+
+
+def main() -> int:
+    old = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        if rebuilt(text) != text:
+            old.append(page.name)
+            if "--check" not in sys.argv:
+                page.write_text(rebuilt(text), encoding="utf-8")
+    print("rebuilt:" if "--check" not in sys.argv else "old:", ", ".join(old) or "nothing")
+    return int("--check" in sys.argv and bool(old))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
