@@ -34,6 +34,7 @@ class Plan:
     wandb_mode: str | None
     wandb_project: str
     wandb_timeout: float
+    experiment: str | None = None
 
 
 def make_plan(axes: Mapping[str, list[Value]], policies: Mapping[str, PolicyFacts]) -> Plan:

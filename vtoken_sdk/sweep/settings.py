@@ -85,6 +85,18 @@ def budget(key: str, value: Any) -> float | int:
     return parsed
 
 
+def above_zero(key: str, value: Any) -> float:
+    parsed = number(key, value)
+    if not 0 < parsed < float("inf"):
+        raise UsageError(f"{key}={value}: use a number above 0")
+    return parsed
+
+
+def optional(parse: Parser, none: tuple[object, ...] = (None,)) -> Parser:
+    """None, or another value that stands for it, does not apply."""
+    return lambda key, value: None if value in none else parse(key, value)
+
+
 def text(key: str, value: Any) -> str:
     if value is None or isinstance(value, bool) or not str(value).strip():
         raise UsageError(f"{key}={value}: give it a name")
@@ -144,9 +156,18 @@ JOB_KEYS: dict[str, Parser] = {
     "device": text,
     "workload": text,
     "ctx": whole(1),
-    "lengths": choice("fixed", "uniform", "lognormal"),
+    "lengths": choice("fixed", "uniform", "lognormal", "sharegpt", "longbench", "reasoning"),
+    "length_scale": above_zero,
     "requests": whole(1),
     "output_tokens": whole(1),
+    "arrivals": choice("rate", "trace"),
+    "request_rate": optional(above_zero, (None, float("inf"), "inf")),
+    "burstiness": above_zero,
+    "max_concurrency": optional(whole(1)),
+    "step_ms": optional(above_zero),
+    "goodput.ttft": optional(above_zero),
+    "goodput.tpot": optional(above_zero),
+    "goodput.e2el": optional(above_zero),
     "chunk": whole(1),
     "max_running": whole(1),
     "seed": whole(0),
@@ -157,6 +178,7 @@ JOB_KEYS: dict[str, Parser] = {
 # Keys of the sweep as a whole: one value each.
 SWEEP_KEYS: dict[str, Parser] = {
     "name": optional_text,
+    "experiment": optional_text,
     "dir": optional_text,
     "wandb.mode": wandb_mode,
     "wandb.project": text,
