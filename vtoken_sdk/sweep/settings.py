@@ -184,7 +184,34 @@ SWEEP_KEYS: dict[str, Parser] = {
     "wandb.project": text,
     "wandb.timeout": number,
 }
-KEYS = JOB_KEYS | SWEEP_KEYS
+
+
+def variation(key: str, value: Any) -> str:
+    """KEY=VALUE pairs of job keys with spaces between them; "" varies nothing. Raises UsageError on what they cannot be."""
+    words = str(value or "").split()
+    for word in words:
+        name, equals, said = word.partition("=")
+        if not equals or name not in JOB_KEYS:
+            near = nearest(name, JOB_KEYS)
+            raise UsageError(
+                f"{key}={value}: use KEY=VALUE pairs with spaces between them" + (f"; did you mean {near}=...?" if near else "")
+            )
+        JOB_KEYS[name](name, said)
+    return " ".join(words)
+
+
+def varied(value: str, flat: Mapping[str, Any]) -> dict[str, Value]:
+    """The parsed values of a variation. flat: the options that it changes; another block size keeps the pool's memory."""
+    pairs = (word.partition("=") for word in value.split())
+    changed = {name: JOB_KEYS[name](name, said) for name, _, said in pairs}
+    if isinstance(size := changed.get("block_size"), int):
+        changed.setdefault("pool_blocks", flat["pool_blocks"] * flat["block_size"] // size)
+    return changed
+
+
+# Keys that make jobs and are no option of one.
+AXIS_KEYS: dict[str, Parser] = {"vary": variation}
+KEYS = JOB_KEYS | SWEEP_KEYS | AXIS_KEYS
 
 
 def field_name(key: str) -> str:

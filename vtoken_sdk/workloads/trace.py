@@ -50,7 +50,7 @@ def trace(
     chosen.sort(key=lambda r: r.time_s)
     cuts = Cuts(ctx, output_tokens, length_scale)
     prompts = _Prompts(ordinary_ids(model), known, seed, length_scale)
-    notices = [f"{empty} requests of {file.name} have no tokens in or out and were left out"] if empty else []
+    notices = [f"{file.name}: {empty} request{'s' * (empty != 1)} without tokens in or out left out"] if empty else []
     return Workload(
         known.name,
         [prompts.make(number, request, cuts.prompt(request.input_tokens)) for number, request in enumerate(chosen)],
