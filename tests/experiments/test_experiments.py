@@ -64,7 +64,8 @@ def test_capacity(vtoken_sweep: Sweep) -> None:
     assert native["measured"] == 3  # 10 blocks each, of 32
     assert vtoken["measured"] == 4
     assert native["paper"] is vtoken["paper"] is None  # another pool than the paper's
-    assert only(told, "requests at once", "vtoken, against native")["paper"] == [1.6, 2.0]
+    gain = only(told, "requests at once", "vtoken, against native")
+    assert (gain["paper"], gain["at_least"], gain["verdict"]) == ([1.6, 2.0], True, "open")  # 5 were not tried
 
 
 def test_throughput(vtoken_sweep: Sweep) -> None:
@@ -189,6 +190,12 @@ def test_the_papers_figures() -> None:
 )
 def test_a_miss_is_called_a_miss(measured: float | None, paper: Range | None, better: Any, verdict: str) -> None:
     assert Finding("m", "s", measured, "%", paper, better).verdict == verdict
+
+
+def test_what_a_short_sweep_did_not_reach_is_open() -> None:
+    assert Finding("m", "s", 4, "requests", Range(8, 8), at_least=True).verdict == "open"
+    assert Finding("m", "s", 9, "requests", Range(8, 8), at_least=True).verdict == "better"
+    assert Finding("m", "s", 4, "requests", at_least=True).shown == ">= 4"
 
 
 def table(folder: Path, rows: list[dict[str, Any]]) -> Any:

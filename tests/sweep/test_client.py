@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
-from vtoken_sdk.runtime import Engine, EngineConfig, SamplingParams, StepRecord
+from vtoken_sdk.runtime import ConfigError, Engine, EngineConfig, SamplingParams, StepRecord
 from vtoken_sdk.runtime.model_loader import LoadedModel, load_model
 from vtoken_sdk.sweep.bench import bench_result, timing
 from vtoken_sdk.sweep.client import Client
 from vtoken_sdk.sweep.job import Job
-from vtoken_sdk.sweep.settings import axes_of, flatten, shipped_text
-from vtoken_sdk.workloads import Workload, synthetic
+from vtoken_sdk.sweep.load import job_workload
+from vtoken_sdk.sweep.settings import UsageError, axes_of, flatten, shipped_text
+from vtoken_sdk.workloads import Workload, gamma_arrivals, synthetic
+
+from .conftest import Sweep, results
 
 TOKENS = 6
 
@@ -34,8 +41,6 @@ def served(model: LoadedModel, arrivals: list[float] | None, requests: int = 5, 
 
 
 def job(**options: Any) -> Job:
-    import yaml
-
     flat = flatten(yaml.safe_load(shipped_text())) | {"runtime": "native", "requests": 5} | options
     return Job.from_flat({key: values[0] for key, values in axes_of(flat).items()})
 
@@ -107,3 +112,44 @@ def test_the_result_has_vllms_keys_and_definitions(model: LoadedModel) -> None:
 def test_times_are_labelled() -> None:
     assert timing("cuda", "real", None) == "measured on a GPU"
     assert timing("cpu", "dummy", 5.0).endswith("dummy weights; arrivals by the count of steps, 5 ms each: no rate in real time")
+
+
+# -- in a sweep ---------------------------------------------------------------------------------------------------------
+
+LINES = [{"timestamp": 400 * i, "input_length": 640 + 160 * i, "output_length": 100, "hash_ids": [0, 10 + i]} for i in range(4)]
+
+
+def test_a_trace_in_a_sweep(vtoken_sweep: Sweep) -> None:
+    Path("moon.jsonl").write_text("\n".join(map(json.dumps, LINES)))
+    trace = ("workload=moon.jsonl", "arrivals=trace", "length_scale=0.1", "step_ms=100")
+    done = vtoken_sweep(*trace, "ctx=100", "output_tokens=64", "num_prompts=4", "runtime=native", "goodput.ttft=1e6", "dir=out")
+    assert done.code == 0, done
+    assert "Note: 1 of 4 prompts are longer than ctx=100 and were cut to it" in done.out
+    (row,) = results("out")
+    assert (row["arrivals"], row["request_rate"], row["length_scale"], row["requests"]) == ("trace", None, 0.1, 4)
+    assert (row["prompt_tokens"], row["output_tokens"]) == (64 + 80 + 96 + 100, 40)
+    assert row["request_goodput"] == row["request_throughput"] > 0
+    bench = json.loads((Path("out/jobs") / row["job"] / "bench.json").read_text())
+    assert (bench["request_rate"], bench["goodput"], bench["input_lens"]) == ("trace", {"ttft": 1e6}, [64, 80, 96, 100])
+    record = json.loads((Path("out/jobs") / row["job"] / "result.json").read_text())["provenance"]
+    assert record["workload_sha256"] == hashlib.sha256(Path("moon.jsonl").read_bytes()).hexdigest()
+
+    Path("moon.jsonl").write_text("\n".join(map(json.dumps, LINES[:2])) + '\n{"timestamp": 1, "input_length": 9}\n')
+    broken = vtoken_sweep(*trace, "requests=3", "runtime=native", "dir=broken")
+    assert (broken.code, broken.err) == (
+        2,
+        "vtoken-sweep: workload=moon.jsonl, line 3: output_length is missing; correct the line, or delete it\n",
+    )
+    assert not Path("broken").exists()
+
+
+def test_arrivals_of_a_workload_without_times_are_refused(model: LoadedModel) -> None:
+    with pytest.raises(
+        ConfigError, match="arrivals=trace: workload=synthetic has no times; use arrivals=rate, or the path of a request trace"
+    ):
+        job_workload(model, job(arrivals="trace", ctx=32))
+    bursty = job_workload(model, job(request_rate=2, burstiness=0.5, ctx=32, output_tokens=4))
+    assert bursty.arrivals_s == gamma_arrivals(5, 2, 0.5, 0)
+    assert job_workload(model, job(request_rate="inf", ctx=32)).arrivals_s is None
+    with pytest.raises(UsageError, match="request_rate=0: use a number above 0"):
+        job(request_rate=0)

@@ -30,14 +30,15 @@ def analyze(runs: Runs) -> Outcome:
             paper = Range(*[float(setting[runtime == "vtoken"])] * 2)
             if setting[2].lower() not in str(group[0]["model"]).lower():
                 notes.append(f"the paper's pool is that of {setting[2]}; blocks do not depend on the model")
-        if fitting == most:
-            notes.append("the sweep's largest number fits: the frontier may lie higher")
-        found.append(Finding("requests at once", name, fitting, "requests", paper, note="; ".join(notes)))
+        ended = fitting == most
+        if ended:
+            notes.append("the largest number tried fits; requests=... tries more")
+        found.append(Finding("requests at once", name, fitting, "requests", paper, note="; ".join(notes), at_least=ended))
         if runtime == "native":
             natives[_load(group[0])] = fitting
         elif (native := natives.get(_load(group[0]))) is not None and native:
             gain = CAPACITY_GAIN if runtime == "vtoken" else None
-            found.append(Finding("requests at once", f"{name}, against native", fitting / native, "times", gain))
+            found.append(Finding("requests at once", f"{name}, against native", fitting / native, "times", gain, at_least=ended))
     return Outcome(QUESTION, found, {"points": points})
 
 

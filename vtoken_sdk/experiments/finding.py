@@ -35,7 +35,7 @@ class Range:
 class Finding:
     """measured: None where the sweep could not say; the note tells why. paper: None where the paper gives no figure.
 
-    better: which side of the paper's range is as good as the range.
+    better: which side of the paper's range is as good as the range. at_least: the sweep ended before the figure did.
     """
 
     metric: str
@@ -45,22 +45,30 @@ class Finding:
     paper: Range | None = None
     better: Literal["higher", "lower"] = "higher"
     note: str = ""
+    at_least: bool = False
 
     @property
     def verdict(self) -> str:
-        """within the paper's range, better or missed. Better by far can mean another setting than the paper's."""
+        """within the paper's range, better or missed; open: a sweep that goes further may reach it.
+
+        Better by far can mean another setting than the paper's.
+        """
         if self.measured is None:
             return "not measured"
         if self.paper is None:
             return "no figure"
         if self.paper.low <= self.measured <= self.paper.high:
             return "within"
+        if self.at_least and self.measured < self.paper.low:
+            return "open"
         above = self.measured > self.paper.high
         return "better" if above == (self.better == "higher") else "missed"
 
     @property
     def shown(self) -> str:
-        return "-" if self.measured is None else FORMATS[self.unit].format(self.measured)
+        if self.measured is None:
+            return "-"
+        return ">= " * self.at_least + FORMATS[self.unit].format(self.measured)
 
     @property
     def paper_shown(self) -> str:
@@ -72,6 +80,7 @@ class Finding:
             "metric": self.metric,
             "setting": self.setting,
             "measured": self.measured,
+            "at_least": self.at_least,
             "unit": self.unit,
             "paper": paper,
             "better": self.better,

@@ -13,7 +13,7 @@ from .finding import Outcome
 from .runs import Runs
 
 WIDE = 110  # characters
-COLORS = {"within": "green", "better": "green", "missed": "red", "not measured": "yellow", "no figure": ""}
+COLORS = {"within": "green", "better": "green", "missed": "red", "open": "yellow", "not measured": "yellow", "no figure": ""}
 
 
 def print_outcome(console: Console, name: str, outcome: Outcome, runs: Runs) -> None:
