@@ -79,6 +79,25 @@ def test_arrivals_by_the_count_of_steps_repeat_exactly_and_nobody_waits(model: L
     assert max(late[late.index(min(late)) :]) == 2
 
 
+def test_warm_ups_are_in_no_figure(model: LoadedModel) -> None:
+    work = synthetic(model, requests=3, ctx=32, output_tokens=60)
+    outputs = {}
+    for warm in (0, 2):
+        engine = Engine(model, EngineConfig(runtime="native", pool_blocks=64, prefix_cache=True))
+        client = Client(engine, work, [SamplingParams(max_tokens=60, ignore_eos=True)] * 3, max_concurrency=1)
+        client.warm_up(warm)
+        began = engine.steps
+        records = list(client.run())
+        assert (engine.concurrency_peak, len(client.outputs), records[0].step) == (1, 3, began)
+        assert [o.prefix_hit_tokens for o in client.outputs] == [0, 0, 0]
+        assert client.outputs[0].arrival_s >= client.began_s
+        outputs[warm] = [o.token_ids for o in client.outputs]
+        assert len(engine.outputs) == 3 + warm
+        assert (began > 0) == bool(warm)
+        engine.check()
+    assert outputs[0] == outputs[2]
+
+
 def test_the_result_has_vllms_keys_and_definitions(model: LoadedModel) -> None:
     client, _ = served(model, [0.0, 0.001, 0.002, 0.003, 0.004])
     result = bench_result(job(request_rate=1000), client, model="tiny", weights="dummy", device="cpu")

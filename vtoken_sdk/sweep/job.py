@@ -44,6 +44,7 @@ class Job:
     requests: int
     output_tokens: int
     arrivals: str
+    num_warmups: int
     chunk: int
     max_running: int
     block_size: int

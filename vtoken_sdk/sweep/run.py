@@ -119,6 +119,9 @@ def serve(engine: Engine, job: Job, workload: Workload, folder: JobFolder) -> tu
         folder.say("running", phase="full cache", share=0.0)
         params = look_ahead(engine.model, engine.config, workload.prompts, params)
     client = Client(engine, workload, params, max_concurrency=job.max_concurrency, step_ms=job.step_ms)
+    if job.num_warmups:
+        folder.say("running", phase="warm-up", share=0.0)
+        client.warm_up(job.num_warmups)
     prompt_left, output_left = workload.prompt_tokens, sum(workload.output_lengths)
     prefilled, decoded, said = 0, 0, 0.0
     records = []

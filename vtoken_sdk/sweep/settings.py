@@ -165,6 +165,7 @@ JOB_KEYS: dict[str, Parser] = {
     "burstiness": above_zero,
     "max_concurrency": optional(whole(1)),
     "step_ms": optional(above_zero),
+    "num_warmups": whole(0),
     "goodput.ttft": optional(above_zero),
     "goodput.tpot": optional(above_zero),
     "goodput.e2el": optional(above_zero),
