@@ -79,6 +79,7 @@ def test_throughput(vtoken_sweep: Sweep) -> None:
         "step_ms=5",
     )
     assert only(told, "throughput under the limit", "vtoken")["paper"] == [9.9, 37.3]
+    assert only(told, "throughput at equal load", "vtoken")["paper"] == [9.9, 37.3]
     assert "native" in only(told, "goodput", "vtoken")["note"]
     points = told["detail"]["points"]
     assert {(p["runtime"], p["request_rate"]) for p in points} == {(r, q) for r in ("native", "vtoken") for q in (50, 500)}
@@ -245,7 +246,9 @@ def test_throughput_counts_only_loads_within_the_limit(tmp_path: Path) -> None:
     rows = [row("native", 1, 50, 8.0, 4), row("native", 2, 100, 10.0, 2), row("native", 4, 90, 30.0, 0)]
     rows += [row("vtoken", 1, 50, 9.0, 4), row("vtoken", 2, 120, 10.4, 3), row("vtoken", 4, 200, 10.6, 1)]
     outcome = EXPERIMENTS["throughput"](table(tmp_path, rows))
-    gain, goodput = outcome.findings
+    gain, equal, goodput = outcome.findings
+    assert equal.measured == pytest.approx((200 / 90 - 1) * 100)  # at 4 requests/s, 10.6 ms against native's 30; at 1, 9 ms is over 8.4
+    assert "2 of 3 loads within the limit" in equal.note
     assert gain.measured == pytest.approx(20.0)  # 120 against 100; 200 is over 1.05 x 10 ms
     assert gain.verdict == "within"
     assert "limit 10.50 ms" in gain.note
