@@ -198,6 +198,15 @@ def test_first_turns_of_conversations(tiny: LoadedModel, tmp_path: Path) -> None
         sharegpt(tiny, requests=3, ctx=256, output_tokens=40, path=path)
 
 
+def test_a_published_sample_of_conversations(tiny: LoadedModel) -> None:
+    path = DATA / "chat" / "dummy_conversation_sharegpt_format.json"
+    if not path.exists():
+        pytest.skip(f"there is no {path}; VTOKEN_TEST_DATA names the folder that has chat/")
+    work = sharegpt(tiny, requests=300, ctx=64, output_tokens=500, path=path)
+    assert len(work.prompts) == 300
+    assert {bytes(p).decode() for p in work.prompts} >= {"Who are you?"}
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

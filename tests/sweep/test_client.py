@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 import yaml
 
-from vtoken_sdk.runtime import ConfigError, Engine, EngineConfig, SamplingParams, StepRecord
+from vtoken_sdk.runtime import ConfigError, Engine, EngineConfig, RequestOutput, SamplingParams, StepRecord
 from vtoken_sdk.runtime.model_loader import LoadedModel, load_model
+from vtoken_sdk.runtime.request import Eviction
 from vtoken_sdk.sweep.bench import bench_result, timing
 from vtoken_sdk.sweep.client import Client
 from vtoken_sdk.sweep.job import Job
 from vtoken_sdk.sweep.load import job_workload
+from vtoken_sdk.sweep.run import kept
 from vtoken_sdk.sweep.settings import UsageError, axes_of, flatten, shipped_text
 from vtoken_sdk.workloads import Workload, gamma_arrivals, synthetic
 
@@ -80,11 +82,11 @@ def test_arrivals_by_the_count_of_steps_repeat_exactly_and_nobody_waits(model: L
 
 
 def test_warm_ups_are_in_no_figure(model: LoadedModel) -> None:
-    work = synthetic(model, requests=3, ctx=32, output_tokens=60)
+    work = synthetic(model, requests=3, ctx=32, output_tokens=36)
     outputs = {}
     for warm in (0, 2):
         engine = Engine(model, EngineConfig(runtime="native", pool_blocks=64, prefix_cache=True))
-        client = Client(engine, work, [SamplingParams(max_tokens=60, ignore_eos=True)] * 3, max_concurrency=1)
+        client = Client(engine, work, [SamplingParams(max_tokens=36, ignore_eos=True)] * 3, max_concurrency=1)
         client.warm_up(warm)
         began = engine.steps
         records = list(client.run())
@@ -131,6 +133,14 @@ def test_the_result_has_vllms_keys_and_definitions(model: LoadedModel) -> None:
 def test_times_are_labelled() -> None:
     assert timing("cuda", "real", None) == "measured on a GPU"
     assert timing("cpu", "dummy", 5.0).endswith("dummy weights; arrivals by the count of steps, 5 ms each: no rate in real time")
+
+
+def test_requests_of_one_token_say_nothing_of_the_budget() -> None:
+    short = RequestOutput("a", 100, token_ids=[1])
+    evicted = RequestOutput("b", 100, token_ids=[1, 2], evictions=[Eviction(100, tuple(range(40)))])
+    config = EngineConfig(budget=0.5)
+    assert kept(config, [short, evicted]) == pytest.approx(60 / 50)
+    assert kept(config, [short]) is None
 
 
 # -- in a sweep ---------------------------------------------------------------------------------------------------------

@@ -138,14 +138,19 @@ def serve(engine: Engine, job: Job, workload: Workload, folder: JobFolder) -> tu
     return records, client
 
 
-def kept(config: EngineConfig, outputs: Sequence[RequestOutput]) -> float:
-    """Live tokens after a request's last eviction (its prompt, if nothing was evicted) against its budget, mean over the requests."""
+def kept(config: EngineConfig, outputs: Sequence[RequestOutput]) -> float | None:
+    """Live tokens after a request's last eviction (its prompt, if nothing was evicted) against its budget, mean over the requests.
+
+    Requests of one token are left out: none of their steps comes after an eviction. None if there are no others.
+    """
     shares = []
     for output in outputs:
+        if len(output.token_ids) < 2:
+            continue
         length = output.evictions[-1].length if output.evictions else output.prompt_tokens
         live = length - sum(len(e.ids) for e in output.evictions)
         shares.append(live / config.budget_of(output.prompt_tokens))
-    return fmean(shares)
+    return fmean(shares) if shares else None
 
 
 def steps_table(records: Sequence[StepRecord]) -> Any:
