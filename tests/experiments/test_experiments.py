@@ -206,6 +206,7 @@ def table(folder: Path, rows: list[dict[str, Any]]) -> Any:
         job = f"job{number}"
         (folder / "jobs" / job).mkdir(parents=True)
         steps = {"step": [0, 1, 2], "slots_held": [16, 32, 64], "prefill_tokens": [9, 0, 0], "waste": [0.9, 0.2, 0.4]}
+        steps |= {name: [1.0, 2.0, 4.0] for name in ("utilization", "blocks_held", "blocks_ideal")}
         pq.write_table(pa.table(steps), folder / "jobs" / job / "steps.parquet")
         (folder / "jobs" / job / "bench.json").write_text(json.dumps(row.pop("bench", {"ttfts": [], "itls": [], "duration": 1})))
         full.append(
@@ -217,6 +218,15 @@ def table(folder: Path, rows: list[dict[str, Any]]) -> Any:
 def test_a_prompts_steps_do_not_count_as_settled(tmp_path: Path) -> None:
     (only_run,) = table(tmp_path, [{"runtime": "vtoken"}]).runs
     assert only_run.settled_mean("waste") == pytest.approx(0.3)
+
+
+def test_unequal_loads_are_told(tmp_path: Path) -> None:
+    rows = [{"runtime": "native", "concurrency_peak": 2}, {"runtime": "vtoken", "policy": "h2o", "budget": 0.5, "concurrency_peak": 4}]
+    found = {(f.metric, f.setting): f for f in EXPERIMENTS["memory"](table(tmp_path, rows)).findings}
+    native, naive = (found["retained blocks", f"vtoken, against {base}"] for base in ("native", "naive"))
+    assert native.measured == 0
+    assert native.note == "native held 2 requests at once, vtoken 4: use a larger pool_blocks to compare equal loads"
+    assert (naive.measured, naive.verdict, naive.note) == (None, "not measured", "nothing to compare with finished")
 
 
 def test_the_frontier_ends_at_the_first_number_that_does_not_fit(tmp_path: Path) -> None:

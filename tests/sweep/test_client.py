@@ -21,7 +21,7 @@ from vtoken_sdk.sweep.job import Job
 from vtoken_sdk.sweep.load import job_workload
 from vtoken_sdk.sweep.run import kept
 from vtoken_sdk.sweep.settings import UsageError, axes_of, flatten, shipped_text
-from vtoken_sdk.workloads import Workload, gamma_arrivals, synthetic
+from vtoken_sdk.workloads import LENGTHS, Workload, gamma_arrivals, synthetic
 
 from .conftest import Sweep, results
 
@@ -180,5 +180,6 @@ def test_arrivals_of_a_workload_without_times_are_refused(model: LoadedModel) ->
     bursty = job_workload(model, job(request_rate=2, burstiness=0.5, ctx=32, output_tokens=4))
     assert bursty.arrivals_s == gamma_arrivals(5, 2, 0.5, 0)
     assert job_workload(model, job(request_rate="inf", ctx=32)).arrivals_s is None
+    assert [job(lengths=name).lengths for name in LENGTHS] == list(LENGTHS)
     with pytest.raises(UsageError, match="request_rate=0: use a number above 0"):
         job(request_rate=0)

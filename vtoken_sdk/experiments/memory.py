@@ -39,6 +39,11 @@ def _changed(metric: str, column: str, base: str, name: str, group: list[Run], r
     if pairs and column == "utilization":
         new, old = (sum(r.settled_mean(column) for r in side) / len(pairs) for side in zip(*pairs, strict=True))
         notes.append(f"from {old:.3f} to {new:.3f}")
+    if peaks := {
+        (other["concurrency_peak"], run["concurrency_peak"]) for run, other in pairs if run["concurrency_peak"] != other["concurrency_peak"]
+    }:
+        few, many = min(peaks)
+        notes.append(f"{base} held {few} requests at once, {group[0]['runtime']} {many}: use a larger pool_blocks to compare equal loads")
     return Finding(metric, f"{name}, against {base}", values, "%", paper, better, "; ".join(filter(None, notes)))
 
 

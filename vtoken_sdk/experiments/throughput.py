@@ -78,6 +78,8 @@ def _at_equal_load(name: str, loads: list[list[Run]], native: list[list[Run]]) -
 
 
 def _goodput(name: str, loads: list[list[Run]], native: list[list[Run]], best: list[Run]) -> Finding:
+    if not all(run.bench for load in (*loads, *native) for run in load):
+        return Finding("goodput", name, None, "%", note="a job's bench.json is missing: run the sweep in a new folder")
     limits = {metric: LATENCY_FACTOR * _mean(best, f"{metric}_ms_p95") for metric in ("ttft", "tpot")}
     mine, theirs = (max(fmean(good_rate(run.bench, limits) for run in load) for load in side) for side in (loads, native))
     note = f"{mine:.2f} requests/s, native {theirs:.2f}, with " + ", ".join(f"{k} <= {v:.1f} ms" for k, v in limits.items())
