@@ -133,6 +133,16 @@ def test_a_misspelled_experiment_is_told(vtoken_sweep: Sweep) -> None:
     )
 
 
+def test_options_of_ones_own_have_a_name_too(vtoken_sweep: Sweep) -> None:
+    Path("mine/experiment").mkdir(parents=True)
+    Path("mine/experiment/small.yaml").write_text("# @package _global_\nname: mine\nruntime: [native]\nrequests: 1\nmax_running: 1\n")
+    done = vtoken_sweep("--config-dir", "mine", "experiment=small", *SMALL)
+    assert done.code == 0, done
+    told = json.loads(Path("out/plan.json").read_text())
+    assert (told["name"], told["experiment"], [j["runtime"] for j in told["jobs"]]) == ("mine", None, ["native"])
+    assert not Path("out/experiment.json").exists()
+
+
 # -- what is shipped ----------------------------------------------------------------------------------------------------
 
 
