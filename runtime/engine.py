@@ -68,6 +68,7 @@ class Engine:
         self._submitted = 0
         self._in_flight: deque[StepInFlight] = deque()
         self._ring = Ring(config.lag + 1)
+        self._logs: list[tuple[list[tuple[Sequence, int]], Tensor]] = []  # as StepInFlight has them, for the next one
         self._known: list[StepRecord] = []
         self._now_building = StepInFlight(0)
         self._last: StepInFlight | None = None
@@ -122,7 +123,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._sequences or self.scheduler.running or self._in_flight)
+        return bool(self._sequences or self.scheduler.running or self._in_flight or self._logs)
 
     def run(self) -> Iterator[StepRecord]:
         """Step until nothing is left to do; yields every step's record."""
@@ -159,8 +160,8 @@ class Engine:
         self.compaction.publish_if_due(self.steps)
         if not self._sequences:
             self.compaction.settle(self.steps)
-        released = self._release()
-        if not self._sequences and not released:
+        self._release()
+        if not self._sequences and not self._logs:
             return self._take_known()
         decode, prefill = self._schedule()
         if not decode and not prefill:
@@ -172,6 +173,7 @@ class Engine:
         flight.rows = {seq.row: seq for seq in self.scheduler.running if seq.row is not None}
         with self.worker.watch.part("table"):
             flight.push(self.worker.record(), self._ring)
+        flight.logs, self._logs = self._logs, []
         self._in_flight.append(flight)
         self.steps += 1
         return self._take_known()
@@ -377,18 +379,17 @@ class Engine:
             LOG.error("%s", named, exc_info=error.__cause__)
         return str(named)
 
-    def _release(self) -> bool:
+    def _release(self) -> None:
         """Give back the rows of requests that ended, or whose last step is launched; not while a plan moves their tokens."""
         busy = self.compaction.busy_rows
         gone = [s for s in self.scheduler.running if (s.finished or s.launched_all) and s.held_row not in busy]
         if not gone:
-            return False
+            return
         with self.worker.watch.part("table"):
-            self._now_building.logs.append(([(seq, seq.cursor) for seq in gone], self.worker.eviction_logs(gone)))
+            self._logs.append(([(seq, seq.cursor) for seq in gone], self.worker.eviction_logs(gone)))
             self.worker.release([seq.held_row for seq in gone])
         for seq in gone:
             self.scheduler.stop(seq)
-        return True
 
     @staticmethod
     def _stored(output: RequestOutput) -> int:

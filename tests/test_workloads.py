@@ -1,8 +1,9 @@
-"""Prompts by seed: random ids, and windows of real text."""
+"""Prompts by seed: random ids in lengths of a chosen shape, and windows of real text."""
 
 from __future__ import annotations
 
 import itertools
+import random
 import statistics
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import transformers
 from vtoken_sdk.runtime.config import ConfigError
 from vtoken_sdk.runtime.model_loader import LoadedModel, load_model
 from vtoken_sdk.workloads import BUNDLED_TEXT, build_workload, synthetic, text
+from vtoken_sdk.workloads.lengths import draw_lengths
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +78,34 @@ def test_length_distributions(tiny: LoadedModel) -> None:
         lengths("normal")
 
 
+@pytest.mark.parametrize(
+    ("lengths", "mean_in", "mean_out", "most_in"),
+    [("sharegpt", 215, 198, 1024), ("longbench", 7468 * 1.3, 152, 1 << 20), ("reasoning", 1384, 1615, 42238)],
+)
+def test_lengths_like_public_data_have_its_means(lengths: str, mean_in: float, mean_out: float, most_in: int) -> None:
+    """The means that the module names as measured; draws alone, without the prompts' ids."""
+    rng = random.Random(3)
+    drawn = [draw_lengths(lengths, 1, 1, rng) for _ in range(8000)]
+    for column, mean in enumerate((mean_in, mean_out)):
+        values = [pair[column] for pair in drawn]
+        error = statistics.stdev(values) / len(values) ** 0.5
+        assert abs(statistics.mean(values) - mean) < max(4 * error, 0.02 * mean)
+    assert max(pair[0] for pair in drawn) <= most_in
+
+
+def test_lengths_from_data_are_scaled_and_cut_and_that_is_told(tiny: LoadedModel) -> None:
+    sizes: Any = {"requests": 40, "ctx": 100, "output_tokens": 9, "seed": 1}
+    work = synthetic(tiny, **sizes, lengths="sharegpt", length_scale=0.25)
+    whole = synthetic(tiny, **{**sizes, "ctx": 1024, "output_tokens": 2048}, lengths="sharegpt")
+    assert [len(p) for p in work.prompts] == [min(100, round(len(p) * 0.25)) for p in whole.prompts]
+    assert work.output_lengths == [min(9, max(1, round(n * 0.25))) for n in whole.output_lengths]
+    cut = sum(len(p) * 0.25 > 100 for p in whole.prompts)
+    assert work.notices[0] == f"{cut} of 40 prompts are longer than ctx=100 and were cut to it"
+    assert "outputs are longer than output_tokens=9" in work.notices[1]
+    assert whole.notices == ()
+    assert synthetic(tiny, **sizes).output_lengths == [9] * 40
+
+
 # -- text ---------------------------------------------------------------------------------------------------------------
 
 
@@ -134,10 +164,11 @@ def test_what_cannot_be_built_says_why(tiny: LoadedModel, worded: LoadedModel, t
     latin = tmp_path / "latin.txt"
     latin.write_bytes("naïve".encode("latin-1"))
     cases: list[tuple[str, LoadedModel, dict[str, Any], str]] = [
-        ("txet", tiny, {}, r"workload=txet: use synthetic, text, or the path"),
+        ("txet", tiny, {}, r"workload=txet: use synthetic, text, or the path of a text, trace or ShareGPT file"),
         (str(latin), tiny, {}, "not UTF-8"),
         (str(tmp_path), tiny, {}, "cannot be read"),
-        ("text", tiny, {"lengths": "uniform"}, "lengths=uniform.*workload=synthetic"),
+        ("text", tiny, {"lengths": "uniform"}, "lengths=uniform: windows of text .*workload=synthetic"),
+        ("text", tiny, {"length_scale": 0.5}, "length_scale=0.5: texts cannot be scaled"),
         ("text", worded, {"ctx": 1}, "ctx=1: .* 1 start tokens"),
         ("synthetic", tiny, {"requests": 0}, "requests=0"),
         ("text", tiny, {"ctx": 0}, "ctx=0"),

@@ -13,6 +13,7 @@ USAGE = """vtoken-sweep KEY=VALUE[,VALUE...] ...    compare KV-eviction policies
   vtoken-sweep policy=h2o ctx=16k                  five runtimes under one policy
   vtoken-sweep policy=h2o,random budget=0.25,0.5   every combination; native runs once
   vtoken-sweep policy=./mine.py,h2o                a policy of your own, against a bundled one
+  vtoken-sweep experiment=memory                   an experiment of the vToken paper, its figures beside those measured
   vtoken-sweep model=smollm2 policy=h2o ctx=1k     real weights and text, with quality figures
 
   --config-dir DIR --config-name FILE   options from DIR/FILE.yaml; those of the command line come on top
@@ -33,16 +34,22 @@ def help_text() -> str:
 
 
 def to_hydra(args: Sequence[str]) -> list[str]:
-    """Flags, then options. Hydra takes any key: whether it exists is told by us, with the nearest. policy.recent=1 is option.recent=1."""
+    """Flags, then options. Hydra takes any key: whether it exists is told by us, with the nearest. policy.recent=1 is option.recent=1.
+
+    experiment=NAME is a file of options, conf/experiment/NAME.yaml. num_prompts is what vllm calls requests.
+    """
     flags, options = [], []
     for arg in args:
         key, equals, value = arg.lstrip("+").partition("=")
         if not equals or arg.startswith("-"):
             flags.append(arg)
+        elif key == "experiment":
+            options.append(f"+{key}={value}")
         elif arg.startswith("~") or key.startswith("hydra") or "/" in key or "@" in key:
             options.append(arg)
         else:
             key = f"option.{key.removeprefix('policy.')}" if key.startswith("policy.") else key
+            key = "requests" if key == "num_prompts" else key
             options.append(f"++{key}={value}")
     return [*flags, *options]
 
@@ -77,6 +84,7 @@ def _sweep(args: Sequence[str]) -> None:
     from hydra.errors import HydraException, OverrideParseException
     from omegaconf.errors import OmegaConfBaseException
 
+    from vtoken_sdk.sweep.answer import check_experiments
     from vtoken_sdk.sweep.provenance import COMMAND
     from vtoken_sdk.sweep.settings import UsageError
     from vtoken_sdk.sweep.sweep import run_here
@@ -84,6 +92,7 @@ def _sweep(args: Sequence[str]) -> None:
     COMMAND.set(shlex.join(["vtoken-sweep", *args]))
     sys.argv[1:] = [*to_hydra(args), *(HYDRA if runs else HYDRA[1:])]
     try:
+        check_experiments(args)
         if own := {word.partition("=")[0] for word in HYDRA} & {arg.lstrip("+").partition("=")[0] for arg in args}:
             raise UsageError(f"{min(own)}: vtoken-sweep sets it; leave it out")
         hydra.main(version_base="1.3", config_path="pkg://vtoken_sdk.conf", config_name="vtoken_sweep")(run_here)()

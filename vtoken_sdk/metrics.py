@@ -35,6 +35,9 @@ COLUMNS: dict[str, type] = {
     **{"nll_full": float, "judged": int, "max_tokens": int, "lengths": str, "chunk": int, "max_running": int, "prefix_cache": bool},
     **{"kept": float, "budget_tokens": int, "option": str, "evict_prefill": str, "evict_every": int, "reclaim": str},
     **dict.fromkeys(("pool_blocks", "pool_block_size", "admits_5427", "admits_11519", "steps", "cut_short"), int),
+    # the load, and what became of its requests
+    **{"length_scale": float, "arrivals": str, "request_rate": float, "burstiness": float, "max_concurrency": int, "step_ms": float},
+    **{"request_throughput": float, "request_goodput": float},
     **{"seconds": float, "tokens_sha256": str, "victims_sha256": str, "error": str},
 }
 

@@ -78,7 +78,7 @@ def test_one_command_compares_the_runtimes(vtoken_sweep: Sweep) -> None:
     assert again.code == 0, again
     (row,) = results("again")
     assert row["job"] == vtoken["job"]
-    times = {n for n in COLUMNS if n.endswith(("_ms", "_tok_s", "seconds")) or "_ms_p" in n}
+    times = {n for n in COLUMNS if n.endswith(("_ms", "_tok_s", "seconds", "_throughput", "_goodput")) or "_ms_p" in n}
     assert {k: v for k, v in row.items() if k not in times} == {k: v for k, v in vtoken.items() if k not in times}
 
 

@@ -22,7 +22,20 @@ Open-loop: evictions do not change what comes after, as they would in a real run
 Policies may read attention, the norms of keys (kv.key_norms), or nothing; not queries, keys or values.
 
 """
-RECORD_KEYS = ("model", "weights", "dtype", "device", "workload", "ctx", "lengths", "requests", "output_tokens", "chunk", "seed")
+RECORD_KEYS = (
+    "model",
+    "weights",
+    "dtype",
+    "device",
+    "workload",
+    "ctx",
+    "lengths",
+    "length_scale",
+    "requests",
+    "output_tokens",
+    "chunk",
+    "seed",
+)
 RUN_KEYS = (
     *("policy", "budget", "evict.prefill", "evict.every", "runtime", "threshold", "margin", "block_size", "seed"),
     *("reclaim.packing", "reclaim.slack", "reclaim.move_cap", "reclaim.publish_after", "reclaim.refill"),
@@ -103,9 +116,9 @@ def _record(path: Path, options: Mapping[str, Value]) -> int:
     given: Any = dict(options)
     try:
         model = load_model(given["model"], weights=given["weights"], dtype=given["dtype"], device=given["device"])
-        sizes = {key: given[key] for key in ("requests", "ctx", "output_tokens", "seed", "lengths")}
+        sizes = {key: given[key] for key in ("requests", "ctx", "output_tokens", "seed", "lengths", "length_scale")}
         workload = build_workload(given["workload"], model, **sizes)
-        run = record(model, workload, given["output_tokens"], given["chunk"])
+        run = record(model, workload, given["chunk"])
         write_recording(path, run)
     except (ConfigError, RequestRejected, OSError) as error:
         raise UsageError(str(error)) from error

@@ -11,12 +11,12 @@ from vtoken_sdk.workloads import Workload
 from .file import RecordedRun
 
 
-def record(model: LoadedModel, workload: Workload, output_tokens: int, chunk: int) -> RecordedRun:
+def record(model: LoadedModel, workload: Workload, chunk: int) -> RecordedRun:
     """Serve the workload's requests one by one, nothing evicted. Text that follows a prompt is forced; else the model's own tokens."""
     texts = workload.continuations
     params = [
-        SamplingParams(forced=tuple(texts[i])) if texts is not None else SamplingParams(max_tokens=output_tokens, ignore_eos=True)
-        for i in range(len(workload.prompts))
+        SamplingParams(forced=tuple(texts[i])) if texts is not None else SamplingParams(max_tokens=tokens, ignore_eos=True)
+        for i, tokens in enumerate(workload.output_lengths)
     ]
     served = look_ahead(model, EngineConfig(chunk=chunk), workload.prompts, params)
     recordings = tuple(p.future for p in served if p.future is not None)

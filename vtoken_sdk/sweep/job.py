@@ -40,8 +40,11 @@ class Job:
     workload: str
     ctx: int
     lengths: str
+    length_scale: float
     requests: int
     output_tokens: int
+    arrivals: str
+    num_warmups: int
     chunk: int
     max_running: int
     block_size: int
@@ -51,6 +54,13 @@ class Job:
     quality_mode: str
     quality_texts: int | None = None
     quality_tokens: int | None = None
+    request_rate: float | None = None
+    burstiness: float | None = None
+    max_concurrency: int | None = None
+    step_ms: float | None = None
+    goodput_ttft: float | None = None
+    goodput_tpot: float | None = None
+    goodput_e2el: float | None = None
     policy: str | None = None
     option: Mapping[str, Value] = field(default_factory=dict)
     budget: float | int | None = None
@@ -79,6 +89,8 @@ class Job:
             idle.update(dict.fromkeys(_RECLAIM_FIELDS))
         elif job.reclaim_packing != "fresh":
             idle["margin"] = None
+        if job.request_rate is None or job.arrivals == "trace":
+            idle["burstiness"] = None
         if job.quality_mode == "off":
             idle.update(quality_texts=None, quality_tokens=None)
         return replace(job, **idle)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from vtoken_sdk.runtime import ConfigError
-from vtoken_sdk.workloads import Workload, build_workload, text
+from vtoken_sdk.workloads import Workload, build_workload, gamma_arrivals, is_text, stretched, text
 
 from .job import Job
 
@@ -14,16 +15,29 @@ if TYPE_CHECKING:
 
 
 def job_workload(model: LoadedModel, job: Job) -> Workload:
-    """The requests of the job. Raises ConfigError."""
-    return build_workload(
+    """The requests of the job, with the times of their arrival. Raises ConfigError."""
+    workload = build_workload(
         job.workload,
         model,
         requests=job.requests,
         ctx=job.ctx,
         output_tokens=job.output_tokens,
         seed=job.seed,
-        lengths=cast(Any, job.lengths),
+        lengths=job.lengths,
+        length_scale=job.length_scale,
     )
+    return replace(workload, arrivals_s=_arrivals(workload, job))
+
+
+def _arrivals(workload: Workload, job: Job) -> list[float] | None:
+    if job.arrivals == "trace":
+        if workload.arrivals_s is None:
+            raise ConfigError(f"arrivals=trace: workload={job.workload} has no times; use arrivals=rate, or the path of a request trace")
+        return stretched(workload.arrivals_s, job.request_rate)
+    if job.request_rate is None:
+        return None
+    assert job.burstiness is not None
+    return gamma_arrivals(job.requests, job.request_rate, job.burstiness, job.seed)
 
 
 def quality_workload(model: LoadedModel, job: Job) -> Workload | None:
@@ -33,5 +47,5 @@ def quality_workload(model: LoadedModel, job: Job) -> Workload | None:
     if model.weights == "dummy":
         raise ConfigError(f"quality.mode=on: {job.model} has dummy weights, and random values have no quality to lose; use auto or off")
     assert job.quality_texts is not None and job.quality_tokens is not None
-    path = job.workload if job.workload not in ("synthetic", "text") else None
+    path = job.workload if job.workload != "text" and is_text(job.workload) else None
     return text(model, requests=job.quality_texts, ctx=job.ctx, output_tokens=job.quality_tokens, seed=job.seed, path=path)

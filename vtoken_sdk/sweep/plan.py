@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .job import Job
-from .settings import JOB_KEYS, KEYS, POLICY_OPTION, SWEEP_KEYS, UsageError, Value, field_name, nearest
+from .settings import JOB_KEYS, KEYS, POLICY_OPTION, SWEEP_KEYS, UsageError, Value, field_name, nearest, varied
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Plan:
     wandb_mode: str | None
     wandb_project: str
     wandb_timeout: float
+    experiment: str | None = None
 
 
 def make_plan(axes: Mapping[str, list[Value]], policies: Mapping[str, PolicyFacts]) -> Plan:
@@ -45,6 +46,7 @@ def make_plan(axes: Mapping[str, list[Value]], policies: Mapping[str, PolicyFact
     jobs: dict[str, Job] = {}
     for values in itertools.product(*(axes[key] for key in order)):
         flat: dict[str, Any] = dict(zip(order, values, strict=True))
+        flat |= varied(str(flat.pop("vary", "")), flat)
         facts = policies[flat["policy"]]
         if flat["policy_sha256"] not in (None, facts.sha256):
             now = f"{facts.path} has {facts.sha256}"

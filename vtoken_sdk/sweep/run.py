@@ -19,7 +19,10 @@ from vtoken_sdk.registry import load_policy, policy_source
 from vtoken_sdk.runtime import Engine, EngineConfig, RequestOutput, SamplingParams, StepRecord, look_ahead
 from vtoken_sdk.runtime.model_loader import load_model
 from vtoken_sdk.tracking.files import JobFolder, read_json, write_json, write_parquet
+from vtoken_sdk.workloads import Workload, sha256_of
 
+from .bench import bench_result
+from .client import Client
 from .job import Job
 from .load import job_workload, quality_workload
 from .provenance import of_model
@@ -58,7 +61,10 @@ def _run(folder: JobFolder) -> None:
         raise JobFailed(f"{source[0]} was changed after the sweep was planned; run the command again")
     config = job.engine_config()
     engine = Engine(model, config, policy)
-    records, outputs = serve(engine, job, folder)
+    workload = job_workload(model, job)
+    records, client = serve(engine, job, workload, folder)
+    outputs = client.outputs
+    bench = bench_result(job, client, model=model.name, weights=model.weights, device=model.device.type)
     row: Row = {
         "weights": model.weights,
         "dtype": str(model.dtype).removeprefix("torch."),
@@ -73,6 +79,8 @@ def _run(folder: JobFolder) -> None:
         "cut_short": sum(o.finish_reason == "capacity" for o in outputs),
         **step_row(records, evicts=policy is not None, compacts=config.compacts),
         **latency_row(outputs),
+        "request_throughput": bench["request_throughput"],
+        "request_goodput": bench["request_goodput"],
         "tokens_sha256": _digest([o.token_ids for o in outputs]),
         "victims_sha256": _digest([[[e.length, e.ids] for e in o.evictions] for o in outputs]) if policy is not None else None,
         "seconds": time.perf_counter() - began,
@@ -84,6 +92,7 @@ def _run(folder: JobFolder) -> None:
         quality = evaluate(model, lambda: Engine(model, config, policy), texts)
         row |= quality.as_row() if quality is not None else {}
     write_parquet(folder.path / "steps.parquet", steps_table(records))
+    write_json(folder.path / "bench.json", bench)
     write_json(
         folder.path / "result.json",
         {
@@ -95,45 +104,53 @@ def _run(folder: JobFolder) -> None:
                 **of_model(model),
                 "policy_source": source[0] if source else None,
                 "policy_sha256": job.policy_sha256,
+                "workload_source": workload.source,
+                "workload_sha256": sha256_of(workload.source) if workload.source else None,
             },
         },
     )
     folder.say("done", seconds=time.perf_counter() - began)
 
 
-def serve(engine: Engine, job: Job, folder: JobFolder) -> tuple[list[StepRecord], list[RequestOutput]]:
+def serve(engine: Engine, job: Job, workload: Workload, folder: JobFolder) -> tuple[list[StepRecord], Client]:
     """Run the workload to its end. Raises JobFailed if a request ended in an error."""
-    prompts = job_workload(engine.model, job).prompts
-    params = [SamplingParams(max_tokens=job.output_tokens, ignore_eos=True)] * len(prompts)
+    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in workload.output_lengths]
     if engine.reads_future:
         folder.say("running", phase="full cache", share=0.0)
-        params = look_ahead(engine.model, engine.config, prompts, params)
-    names = [engine.add_request(prompt, p) for prompt, p in zip(prompts, params, strict=True)]
-    prompt_left, output_left = sum(map(len, prompts)), job.requests * job.output_tokens
+        params = look_ahead(engine.model, engine.config, workload.prompts, params)
+    client = Client(engine, workload, params, max_concurrency=job.max_concurrency, step_ms=job.step_ms)
+    if job.num_warmups:
+        folder.say("running", phase="warm-up", share=0.0)
+        client.warm_up(job.num_warmups)
+    prompt_left, output_left = workload.prompt_tokens, sum(workload.output_lengths)
     prefilled, decoded, said = 0, 0, 0.0
     records = []
-    for record in engine.run():
+    for record in client.run():
         records.append(record)
         prefilled, decoded = prefilled + record.prefill_tokens, decoded + record.decode_tokens
         if time.perf_counter() - said > SAY_EVERY:
             said = time.perf_counter()
             folder.say("running", phase="engine", share=min(1.0, (prefilled / prompt_left + decoded / output_left) / 2))
     engine.check()
-    outputs = [engine.outputs[name] for name in names]
-    errors = [o.error for o in outputs if o.error is not None]
+    errors = [o.error for o in client.outputs if o.error is not None]
     if errors:
         raise JobFailed("\n".join(errors))
-    return records, outputs
+    return records, client
 
 
-def kept(config: EngineConfig, outputs: Sequence[RequestOutput]) -> float:
-    """Live tokens after a request's last eviction (its prompt, if nothing was evicted) against its budget, mean over the requests."""
+def kept(config: EngineConfig, outputs: Sequence[RequestOutput]) -> float | None:
+    """Live tokens after a request's last eviction (its prompt, if nothing was evicted) against its budget, mean over the requests.
+
+    Requests of one token are left out: none of their steps comes after an eviction. None if there are no others.
+    """
     shares = []
     for output in outputs:
+        if len(output.token_ids) < 2:
+            continue
         length = output.evictions[-1].length if output.evictions else output.prompt_tokens
         live = length - sum(len(e.ids) for e in output.evictions)
         shares.append(live / config.budget_of(output.prompt_tokens))
-    return fmean(shares)
+    return fmean(shares) if shares else None
 
 
 def steps_table(records: Sequence[StepRecord]) -> Any:

@@ -85,6 +85,18 @@ def budget(key: str, value: Any) -> float | int:
     return parsed
 
 
+def above_zero(key: str, value: Any) -> float:
+    parsed = number(key, value)
+    if not 0 < parsed < float("inf"):
+        raise UsageError(f"{key}={value}: use a number above 0")
+    return parsed
+
+
+def optional(parse: Parser, none: tuple[object, ...] = (None,)) -> Parser:
+    """None, or another value that stands for it, does not apply."""
+    return lambda key, value: None if value in none else parse(key, value)
+
+
 def text(key: str, value: Any) -> str:
     if value is None or isinstance(value, bool) or not str(value).strip():
         raise UsageError(f"{key}={value}: give it a name")
@@ -144,9 +156,19 @@ JOB_KEYS: dict[str, Parser] = {
     "device": text,
     "workload": text,
     "ctx": whole(1),
-    "lengths": choice("fixed", "uniform", "lognormal"),
+    "lengths": choice("fixed", "uniform", "lognormal", "sharegpt", "longbench", "reasoning"),
+    "length_scale": above_zero,
     "requests": whole(1),
     "output_tokens": whole(1),
+    "arrivals": choice("rate", "trace"),
+    "request_rate": optional(above_zero, (None, float("inf"), "inf")),
+    "burstiness": above_zero,
+    "max_concurrency": optional(whole(1)),
+    "step_ms": optional(above_zero),
+    "num_warmups": whole(0),
+    "goodput.ttft": optional(above_zero),
+    "goodput.tpot": optional(above_zero),
+    "goodput.e2el": optional(above_zero),
     "chunk": whole(1),
     "max_running": whole(1),
     "seed": whole(0),
@@ -157,12 +179,40 @@ JOB_KEYS: dict[str, Parser] = {
 # Keys of the sweep as a whole: one value each.
 SWEEP_KEYS: dict[str, Parser] = {
     "name": optional_text,
+    "experiment": optional_text,
     "dir": optional_text,
     "wandb.mode": wandb_mode,
     "wandb.project": text,
     "wandb.timeout": number,
 }
-KEYS = JOB_KEYS | SWEEP_KEYS
+
+
+def variation(key: str, value: Any) -> str:
+    """KEY=VALUE pairs of job keys with spaces between them; "" varies nothing. Raises UsageError on what they cannot be."""
+    words = str(value or "").split()
+    for word in words:
+        name, equals, said = word.partition("=")
+        if not equals or name not in JOB_KEYS:
+            near = nearest(name, JOB_KEYS)
+            raise UsageError(
+                f"{key}={value}: use KEY=VALUE pairs with spaces between them" + (f"; did you mean {near}=...?" if near else "")
+            )
+        JOB_KEYS[name](name, said)
+    return " ".join(words)
+
+
+def varied(value: str, flat: Mapping[str, Any]) -> dict[str, Value]:
+    """The parsed values of a variation. flat: the options that it changes; another block size keeps the pool's memory."""
+    pairs = (word.partition("=") for word in value.split())
+    changed = {name: JOB_KEYS[name](name, said) for name, _, said in pairs}
+    if isinstance(size := changed.get("block_size"), int):
+        changed.setdefault("pool_blocks", flat["pool_blocks"] * flat["block_size"] // size)
+    return changed
+
+
+# Keys that make jobs and are no option of one.
+AXIS_KEYS: dict[str, Parser] = {"vary": variation}
+KEYS = JOB_KEYS | SWEEP_KEYS | AXIS_KEYS
 
 
 def field_name(key: str) -> str:

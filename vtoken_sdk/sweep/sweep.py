@@ -26,6 +26,7 @@ from vtoken_sdk.tracking import NoTracker, Tracker, start_tracker
 from vtoken_sdk.tracking.files import JobFolder, write_json, write_whole
 
 from . import isolate
+from .answer import answer
 from .check import plan_sweep
 from .job import Job
 from .plan import Plan, make_folder
@@ -107,7 +108,15 @@ def _write_plan(folder: Path, plan: Plan) -> None:
             write_whole(path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(job.config())))
         jobs = [{"job": job.id, **job.flat()} for job in plan.jobs]
         write_json(
-            folder / "plan.json", {"name": plan.name, "provenance": of_sweep(), "axes": plan.axes, "notes": plan.notes, "jobs": jobs}
+            folder / "plan.json",
+            {
+                "name": plan.name,
+                "experiment": plan.experiment,
+                "provenance": of_sweep(),
+                "axes": plan.axes,
+                "notes": plan.notes,
+                "jobs": jobs,
+            },
         )
     except OSError as error:
         raise UsageError(f"dir={folder}: the plan cannot be written ({error.strerror}); name another folder, dir=PATH") from error
@@ -132,8 +141,11 @@ def _run(console: Console, folder: Path, plan: Plan, launcher: Launcher) -> int:
     rows = rows_of(folder, plan.jobs, failures)
     results = _written("Results", folder / "results.parquet", write_results, rows)
     print_comparison(console, rows)
+    lines = answer(console, folder, plan.experiment, rows) if plan.experiment is not None else []
     with _busy(console, "writing the report"):
         report = _written("Report", folder / "report.html", write_report, rows)
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     for line, _ in (report, results):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     console.print(tracker.close(), highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,42 @@
+"""Variations: several options changed together, one variation a job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from vtoken_sdk.sweep.plan import Plan, PolicyFacts, make_plan
+from vtoken_sdk.sweep.settings import UsageError, axes_of, flatten, shipped_text
+
+
+def plan(**options: Any) -> Plan:
+    flat = flatten(yaml.safe_load(shipped_text())) | {key.replace("__", "."): value for key, value in options.items()}
+    return make_plan(axes_of(flat), {"h2o": PolicyFacts((), "h2o.py", "aa")})
+
+
+def test_each_variation_is_a_job_and_what_does_not_apply_makes_none() -> None:
+    jobs = plan(runtime="native,vtoken", vary=["", "threshold=0.5", "reclaim.packing=fresh margin=0", "seed=3"]).jobs
+    vtoken = [(j.threshold, j.reclaim_packing, j.margin, j.seed) for j in jobs if j.runtime == "vtoken"]
+    assert vtoken == [(1.0, "fill", None, 0), (0.5, "fill", None, 0), (1.0, "fresh", 0, 0), (1.0, "fill", None, 3)]
+    assert [j.seed for j in jobs if j.runtime == "native"] == [0, 3]
+
+
+def test_another_block_size_keeps_the_pools_memory() -> None:
+    jobs = plan(runtime="native", pool_blocks=100, vary=["block_size=64", "block_size=8", "block_size=8 pool_blocks=7"]).jobs
+    assert [(j.block_size, j.pool_blocks) for j in jobs] == [(64, 25), (8, 200), (8, 7)]
+
+
+@pytest.mark.parametrize(
+    ("vary", "said"),
+    [
+        ("threshhold=1", "vary=threshhold=1: use KEY=VALUE pairs with spaces between them; did you mean threshold=...?"),
+        ("0.5", "vary=0.5: use KEY=VALUE pairs"),
+        ("margin=-1", "margin=-1: use a whole number >= 0"),
+        ("dir=x", "vary=dir=x: use KEY=VALUE pairs"),
+    ],
+)
+def test_a_variation_that_cannot_be_is_told(vary: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        plan(vary=[vary])

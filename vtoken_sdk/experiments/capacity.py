@@ -1,0 +1,63 @@
+"""How many requests a pool of a fixed number of blocks runs at once: the concurrency frontier.
+
+A number of requests fits if all of them held blocks at once, none was preempted and none was cut short for want of blocks: nobody waited
+for another's end. The frontier is the largest number of the sweep up to which all fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .finding import Finding, Outcome, Range
+from .paper import CAPACITY, CAPACITY_GAIN
+from .runs import Run, Runs
+
+QUESTION = "How many requests run at once in a fixed pool, nobody preempted, nobody waiting for another's end?"
+
+
+def analyze(runs: Runs) -> Outcome:
+    found: list[Finding] = []
+    points = []
+    natives: dict[str, int] = {}
+    for name, group in runs.groups(runs.runs, free=("seed", "requests")):
+        fitting, most = frontier(group)
+        points += [{"name": name, "runtime": run["runtime"], "requests": run["requests"], "fits": fits(run)} for run in group]
+        setting = CAPACITY.get((group[0]["pool_blocks"], group[0]["ctx"], group[0]["max_tokens"]))
+        runtime = group[0]["runtime"]
+        paper = None
+        notes = []
+        if setting is not None and runtime in ("native", "vtoken") and group[0]["pool_block_size"] == 16:
+            paper = Range(*[float(setting[runtime == "vtoken"])] * 2)
+            if setting[2].lower() not in str(group[0]["model"]).lower():
+                notes.append(f"the paper's pool is that of {setting[2]}; blocks do not depend on the model")
+        ended = fitting == most
+        if ended:
+            notes.append("the largest number tried fits; requests=... tries more")
+        found.append(Finding("requests at once", name, fitting, "requests", paper, note="; ".join(notes), at_least=ended))
+        if runtime == "native":
+            natives[_load(group[0])] = fitting
+        elif (native := natives.get(_load(group[0]))) is not None and native:
+            gain = CAPACITY_GAIN if runtime == "vtoken" else None
+            found.append(Finding("requests at once", f"{name}, against native", fitting / native, "times", gain, at_least=ended))
+    return Outcome(QUESTION, found, {"points": points})
+
+
+def fits(run: Run) -> bool:
+    return bool(run["concurrency_peak"] == run["requests"] and not run["preemptions"] and not run["cut_short"])
+
+
+def frontier(group: Sequence[Run]) -> tuple[int, int]:
+    """The frontier, 0 if even the smallest number does not fit, and the largest number tried. A number fits if it does under every seed."""
+    tried = sorted({int(run["requests"]) for run in group})
+    fitting = 0
+    for number in tried:
+        if not all(fits(run) for run in group if run["requests"] == number):
+            break
+        fitting = number
+    return fitting, tried[-1]
+
+
+def _load(run: Run) -> str:
+    return str(
+        [run[key] for key in ("model", "pool_blocks", "pool_block_size", "ctx", "max_tokens", "workload", "lengths", "prefix_cache")]
+    )

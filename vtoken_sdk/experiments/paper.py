@@ -1,0 +1,20 @@
+"""What the vToken paper reports, as the project's plan quotes it. Percentages are relative changes."""
+
+from __future__ import annotations
+
+from math import inf
+
+from .finding import Range
+
+UTILIZATION = Range(21.7, 21.9)  # % more
+RETAINED_BLOCKS = Range(-72, -27)  # %
+THROUGHPUT = Range(9.9, 37.3)  # % more, at a 95th percentile of at most LATENCY_FACTOR times the baseline's
+LATENCY_FACTOR = 1.05
+HOOKS = Range(-inf, 1.0)  # % of the baseline's time
+
+# (blocks of 16 tokens, prompt tokens, output tokens) -> requests at once, native and vtoken; and the model that the pool was sized for
+CAPACITY = {
+    (5427, 16384, 256): (5, 8, "Mistral-7B"),
+    (11519, 16384, 256): (11, 22, "Llama-3.1-8B"),
+}
+CAPACITY_GAIN = Range(8 / 5, 22 / 11)  # times
