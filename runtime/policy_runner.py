@@ -53,8 +53,8 @@ class PolicyRunner:
         if future is not None:
             device = self.table.device
             self._future[row] = future.lengths.to(device), future.still_to_come().to(device)
-        for numbers, value in ((self.budget, budget), (self.seed, seed), (self.bad, False)):
-            numbers[row].fill_(value)
+        for numbers, number in ((self.budget, budget), (self.seed, seed), (self.bad, False)):
+            numbers[row].fill_(number)
         for store in self.state.values():
             store[row].zero_()
         for name, value in (saved or {}).items():
