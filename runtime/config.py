@@ -161,6 +161,7 @@ class EngineConfig:
 
     @property
     def compacts(self) -> bool:
+        """Does a reclaimer move tokens?"""
         return self.runtime == "vtoken"
 
     def budget_of(self, prompt_tokens: int) -> int:

@@ -123,6 +123,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
+        """Is anything queued, running, or launched and not yet known?"""
         return bool(self._sequences or self.scheduler.running or self._in_flight or self._logs)
 
     def run(self) -> Iterator[StepRecord]:

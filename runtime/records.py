@@ -44,10 +44,12 @@ class StepRecord:
 
     @property
     def utilization(self) -> float | None:
+        """Live slots / slots of held blocks; None when nothing is held."""
         return self.live_slots / self.slots_held if self.slots_held else None
 
     @property
     def waste(self) -> float | None:
+        """1 - utilization; None when nothing is held."""
         return None if self.utilization is None else 1 - self.utilization
 
     def as_row(self) -> dict[str, float | int | None]:
