@@ -58,9 +58,11 @@ class Running:
             self.kill()
             raise
         self.kill()  # a thread that the policy left may hold it
-        if reason not in (None, NOT_STARTED) and (killed or job.status.get("status") != "failed"):
+        if reason not in (None, NOT_STARTED) and job.status.get("status") != "failed":  # the child could not write it
+            job.fail(reason)
+        if killed:
             with contextlib.suppress(OSError):
-                job.say("failed", error=reason, killed=killed)
+                job.say("failed", error=reason, killed=True)
         return reason
 
     def kill(self) -> None:
