@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -79,3 +85,48 @@ def test_a_launcher_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(UsageError, match=r"pip install 'vtoken-sdk\[slurm\]'"):
         cluster.launcher_arguments(["policy=h2o", "cluster=slurm"])
     assert cluster.launcher_arguments(["cluster=local"]) == []
+
+
+@pytest.fixture
+def ray_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    """A cluster that is already there, of one core, as a user's would be; its address."""
+    pytest.importorskip("ray")
+    pytest.importorskip("hydra_plugins.hydra_ray_launcher")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    words = ["start", "--head", "--block", "--num-cpus=1", "--include-dashboard=false", "--node-ip-address=127.0.0.1"]
+    short = tempfile.mkdtemp(prefix="ray")  # sockets below it have names of limited length
+    words += [f"--port={address.rpartition(':')[2]}", f"--temp-dir={short}", "--object-store-memory=80000000"]
+    started = subprocess.Popen(
+        [sys.executable, "-m", "ray.scripts.scripts", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert started.stdout is not None
+        said = []
+        for line in started.stdout:
+            said.append(line)
+            if "runtime started" in line:
+                break
+        else:
+            pytest.fail("".join(said))
+        yield address
+    finally:
+        started.terminate()
+        started.communicate()
+        shutil.rmtree(short, ignore_errors=True)
+
+
+@pytest.mark.slow
+def test_ray_on_a_cluster_that_is_there(ray_cluster: str, spawn_sweep: Callable[..., subprocess.Popen[str]]) -> None:
+    """In a process of its own, which Ray joins to the cluster."""
+    process = spawn_sweep(*SMALL, "runtime=native", "cluster=ray", "dir=out", RAY_ADDRESS=ray_cluster)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, (out, err)
+    assert [row["status"] for row in results("out")] == ["done"]
