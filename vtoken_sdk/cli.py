@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 USAGE = """vtoken-sweep KEY=VALUE[,VALUE...] ...    compare KV-eviction policies and runtimes
 
@@ -15,6 +16,9 @@ USAGE = """vtoken-sweep KEY=VALUE[,VALUE...] ...    compare KV-eviction policies
   vtoken-sweep policy=./mine.py,h2o                a policy of your own, against a bundled one
   vtoken-sweep experiment=memory                   an experiment of the vToken paper, its figures beside those measured
   vtoken-sweep model=smollm2 policy=h2o ctx=1k     real weights and text, with quality figures
+
+  vtoken-sweep from=DIR/jobs/JOB                   a recorded run again, and whether its figures come out the same
+  vtoken-sweep search=optuna threshold=interval(0.3,1.0) runtime=vtoken      the best value instead of a grid
 
   --config-dir DIR --config-name FILE   options from DIR/FILE.yaml; those of the command line come on top
   --cfg job                             print the options and stop
@@ -31,6 +35,13 @@ def help_text() -> str:
     from vtoken_sdk.sweep.settings import shipped_text
 
     return f"{USAGE}\nPolicies: {', '.join(available_policies())}\n\n{shipped_text()}"
+
+
+def keys_of(args: Sequence[str]) -> list[str]:
+    """The keys of ours among them, as the configuration has them. Without the values of flags, such as --config-name x=y."""
+    words = [word for before, word in zip(["", *args], args, strict=False) if not before.startswith("-") or before.count("=")]
+    ours = [word for word in to_hydra(words) if word.startswith("++")]
+    return [word.removeprefix("++").partition("=")[0] for word in ours]
 
 
 def to_hydra(args: Sequence[str]) -> list[str]:
@@ -76,8 +87,13 @@ def main() -> None:
 
 def _sweep(args: Sequence[str]) -> None:
     from vtoken_sdk.sweep import isolate
+    from vtoken_sdk.sweep.settings import UsageError, check_keys
 
     runs = not any(arg.startswith(ASKS) for arg in args)
+    try:
+        check_keys(keys_of(args))  # before anything heavy starts
+    except UsageError as error:
+        _refuse(str(error))
     if runs:
         isolate.warm_up()
     import hydra
@@ -85,14 +101,14 @@ def _sweep(args: Sequence[str]) -> None:
     from omegaconf.errors import OmegaConfBaseException
 
     from vtoken_sdk.sweep.answer import check_experiments
+    from vtoken_sdk.sweep.cluster import launcher_arguments
     from vtoken_sdk.sweep.provenance import COMMAND
-    from vtoken_sdk.sweep.settings import UsageError
     from vtoken_sdk.sweep.sweep import run_here
 
     COMMAND.set(shlex.join(["vtoken-sweep", *args]))
-    sys.argv[1:] = [*to_hydra(args), *(HYDRA if runs else HYDRA[1:])]
     try:
         check_experiments(args)
+        sys.argv[1:] = [*to_hydra(args), *launcher_arguments(args), *(HYDRA if runs else HYDRA[1:])]
         if own := {word.partition("=")[0] for word in HYDRA} & {arg.lstrip("+").partition("=")[0] for arg in args}:
             raise UsageError(f"{min(own)}: vtoken-sweep sets it; leave it out")
         hydra.main(version_base="1.3", config_path="pkg://vtoken_sdk.conf", config_name="vtoken_sweep")(run_here)()
@@ -104,6 +120,10 @@ def _sweep(args: Sequence[str]) -> None:
         message = str(error).partition("\n")[0]
     else:
         return
+    _refuse(message)
+
+
+def _refuse(message: str) -> NoReturn:
     print(f"vtoken-sweep: {message}", file=sys.stderr)
     sys.exit(2)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -19,16 +21,19 @@ class VtokenSweeper(Sweeper):
     """Plans first, then hands the jobs that are not done yet to the launcher."""
 
     config: DictConfig
-    launcher: Launcher
+    make_launcher: Callable[[], Launcher]
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.config = config
-        self.launcher = Plugins.instance().instantiate_launcher(hydra_context=hydra_context, task_function=task_function, config=config)
+        # The launcher's settings follow from the plan.
+        self.make_launcher = partial(
+            Plugins.instance().instantiate_launcher, hydra_context=hydra_context, task_function=task_function, config=config
+        )
 
     def sweep(self, arguments: list[str]) -> Any:
         """Raises UsageError before anything has run; SystemExit with the sweep's code if that is not 0."""
         from vtoken_sdk.sweep.sweep import sweep
 
-        code = sweep(self.config, arguments, self.launcher)
+        code = sweep(self.config, arguments, self.make_launcher)
         if code:
             raise SystemExit(code)

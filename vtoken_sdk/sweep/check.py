@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from .job import Job
-from .plan import Plan, PolicyFacts, make_plan
+from .plan import Plan, PolicyFacts, joined, make_plan
 from .settings import UsageError, Value
 
 if TYPE_CHECKING:
@@ -16,16 +16,19 @@ if TYPE_CHECKING:
     from vtoken_sdk.runtime.model_loader import LoadedModel
 
 
-def plan_sweep(axes: Mapping[str, list[Value]]) -> Plan:
-    """The plan, with every job's options tried. Raises UsageError at the first that cannot work."""
+def plan_sweep(axes: Sequence[Mapping[str, list[Value]]], elsewhere: bool) -> Plan:
+    """The plan of one grid or more, with every job's options tried. Raises UsageError at the first that cannot work.
+
+    elsewhere: the jobs run on other machines, so that devices, models and data are not tried on this one.
+    """
     from vtoken_sdk.registry import RegistryError
     from vtoken_sdk.runtime import ConfigError
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            plan = make_plan(axes, {str(spec): policy_facts(str(spec)) for spec in axes["policy"]})
-            trial = Trial()
+            plan = joined([make_plan(grid, {str(spec): policy_facts(str(spec)) for spec in grid["policy"]}) for grid in axes])
+            trial = Trial(elsewhere)
             for job in plan.jobs:
                 trial.make(job)
         except (RegistryError, ConfigError) as error:
@@ -48,7 +51,8 @@ def policy_facts(spec: str) -> PolicyFacts:
 class Trial:
     """Makes what jobs will make, but for the engine, and keeps what they share. notices: what a user should hear of."""
 
-    def __init__(self) -> None:
+    def __init__(self, elsewhere: bool = False) -> None:
+        self.elsewhere = elsewhere
         self.models: dict[tuple[str, ...], LoadedModel] = {}
         self.loads: set[str] = set()
         self.notices: list[str] = []
@@ -60,9 +64,9 @@ class Trial:
         config = job.engine_config()
         if job.policy is not None:
             load_policy(job.policy, job.option)
-        model = self.model(job)
         self.check_pool(job, config)
-        self.make_workloads(job, model)
+        if not self.elsewhere:
+            self.make_workloads(job, self.model(job))
 
     def model(self, job: Job) -> LoadedModel:
         from vtoken_sdk.runtime.model_loader import load_model

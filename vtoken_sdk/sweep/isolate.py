@@ -10,6 +10,7 @@ import faulthandler
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -20,10 +21,12 @@ from typing import TypeVar, cast
 
 from vtoken_sdk.tracking.files import JobFolder
 
+from .attempt import NOT_STARTED, attempt
 from .settings import UsageError
 
 T = TypeVar("T")
 PRELOAD = ["vtoken_sdk.sweep.preload"]
+FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}  # such a job may be good: a resumed sweep runs it again
 EXIT_SECONDS = 5.0  # for a job's process to go once its result is written
 
 
@@ -34,25 +37,42 @@ def warm_up() -> None:
         forkserver.ensure_running()
 
 
+class Running:
+    """A job in a process of its own, from its start to `end`. pipe: can be read once the process has answered or is gone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.process, self.pipe = _start(_run, folder)
+
+    def end(self) -> str | None:
+        """Wait for the job; None, or why it failed. Its outcome is in its files, where they could be written."""
+        job, killed = JobFolder(self.folder), False
+        try:
+            reason: str | None = self.pipe.recv()
+            self.process.join(EXIT_SECONDS)
+        except EOFError:
+            self.process.join()
+            reason, killed = _reason(self.process.exitcode), -(self.process.exitcode or 0) in FROM_OUTSIDE
+            job.fail(reason, f"{job.log}{reason}")
+        except BaseException:
+            self.kill()
+            raise
+        self.kill()  # a thread that the policy left may hold it
+        if reason not in (None, NOT_STARTED) and job.status.get("status") != "failed":  # the child could not write it
+            job.fail(reason)
+        if killed:
+            with contextlib.suppress(OSError):
+                job.say("failed", error=reason, killed=True)
+        return reason
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+
 def run_isolated(folder: Path) -> str | None:
-    """Run the job in `folder` to its end; None, or why it failed. Its outcome is in its files, where they could be written."""
-    process, pipe = _start(_run, folder)
-    job = JobFolder(folder)
-    try:
-        reason: str | None = pipe.recv()
-        process.join(EXIT_SECONDS)
-    except EOFError:
-        process.join()
-        reason = _reason(process.exitcode)
-        job.fail(reason, f"{job.log}{reason}")
-    except BaseException:
-        process.kill()
-        process.join()
-        raise
-    process.kill()  # a thread that the policy left may hold it
-    if reason is not None and job.status.get("status") != "failed":
-        job.fail(reason)
-    return reason
+    """Run the job in `folder` to its end; None, or why it failed."""
+    return Running(folder).end()
 
 
 def call(function: Callable[..., T], *args: object) -> T:
@@ -83,6 +103,7 @@ def _start(target: Callable[..., None], *args: object) -> tuple[BaseProcess, con
 
 
 def _answer(pipe: connection.Connection, function: Callable[..., object], args: tuple[object, ...]) -> None:
+    sys.breakpointhook = _no_breakpoint
     try:
         answer: tuple[object, Exception | None] = function(*args), None
     except UsageError as error:
@@ -103,14 +124,18 @@ def _reason(code: int | None) -> str:
 def _run(pipe: connection.Connection, folder: Path) -> None:
     """In the child: what it prints goes to log.txt."""
     threading.Thread(target=_die_with_parent, daemon=True).start()
+    sys.breakpointhook = _no_breakpoint
     with contextlib.suppress(OSError):
-        log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         for stream in (1, 2):
             os.dup2(log, stream)
     faulthandler.enable()
-    from .run import run_job
+    pipe.send(attempt(folder))
 
-    pipe.send(run_job(folder))
+
+def _no_breakpoint(*_: object, **__: object) -> None:
+    if os.environ.get("PYTHONBREAKPOINT") != "0":
+        raise RuntimeError("breakpoint() has no terminal in a job's own process; run the sweep with in_process=true")
 
 
 def _die_with_parent() -> None:

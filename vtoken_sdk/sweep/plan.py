@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import re
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .job import Job
-from .settings import JOB_KEYS, KEYS, POLICY_OPTION, SWEEP_KEYS, UsageError, Value, field_name, nearest, varied
+from .settings import JOB_KEYS, KEYS, POLICY_OPTION, STEER_KEYS, SWEEP_KEYS, UsageError, Value, field_name, nearest, varied
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,18 @@ def make_plan(axes: Mapping[str, list[Value]], policies: Mapping[str, PolicyFact
         kept = {k: v for k, v in flat.items() if not k.startswith(POLICY_OPTION) or k.removeprefix(POLICY_OPTION) in facts.options}
         job = Job.from_flat(kept | {"policy_sha256": facts.sha256})
         jobs.setdefault(job.id, job)
-    sweep: dict[str, Any] = {field_name(key): axes[key][0] for key in SWEEP_KEYS if key != "dir"}
+    sweep: dict[str, Any] = {field_name(key): axes[key][0] for key in SWEEP_KEYS if key != "dir" and key not in STEER_KEYS}
     sweep["name"] = sweep["name"] or _name([str(p) for p in axes["policy"]])
     return Plan(tuple(jobs.values()), {k: v for k, v in axes.items() if len(v) > 1}, tuple(notes), **sweep)
+
+
+def joined(plans: Sequence[Plan]) -> Plan:
+    """One plan of all their jobs, each once; else as the first."""
+    jobs = {job.id: job for plan in plans for job in plan.jobs}
+    axes = {key: list(dict.fromkeys(v for plan in plans for v in plan.axes.get(key, []))) for plan in plans for key in plan.axes}
+    return replace(
+        plans[0], jobs=tuple(jobs.values()), axes=axes, notes=tuple(dict.fromkeys(note for plan in plans for note in plan.notes))
+    )
 
 
 def _name(policies: list[str]) -> str:

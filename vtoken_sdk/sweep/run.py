@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
 
-from omegaconf import OmegaConf
+import yaml  # type: ignore[import-untyped]
 
 from vtoken_sdk.metrics import Row, latency_row, step_row
 from vtoken_sdk.quality import evaluate
@@ -53,7 +53,7 @@ def run_job(folder: Path) -> str | None:
 def _run(folder: JobFolder) -> None:
     began = time.perf_counter()
     folder.say("running", phase="model", share=0.0)
-    job = Job.from_config(cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(folder.path / "config.yaml"))))
+    job = Job.from_config(yaml.load((folder.path / "config.yaml").read_bytes(), yaml.CSafeLoader))  # a tenth of OmegaConf's time
     model = load_model(job.model, weights=cast(Any, job.weights), dtype=cast(Any, job.dtype), device=cast(Any, job.device))
     policy = load_policy(job.policy, job.option) if job.policy is not None else None
     source = policy_source(type(policy)) if policy is not None else None

@@ -12,6 +12,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from .interval import Interval
+
 Value = str | int | float | bool | None
 Parser = Callable[[str, Any], Value]
 
@@ -176,8 +178,23 @@ JOB_KEYS: dict[str, Parser] = {
     "quality.texts": whole(1),
     "quality.tokens": whole(1),
 }
+# How the sweep goes about its jobs: no result depends on these.
+STEER_KEYS: dict[str, Parser] = {
+    "from": optional_text,
+    "rerun": optional(choice("failed", "all")),
+    "fail_fast": flag,
+    "dry_run": flag,
+    "in_process": flag,
+    "cluster": choice("local", "joblib", "slurm", "ray"),
+    "workers": optional(whole(1)),
+    "search": optional(choice("optuna")),
+    "objective": text,
+    "direction": choice("auto", "minimize", "maximize"),
+    "trials": whole(1),
+}
 # Keys of the sweep as a whole: one value each.
 SWEEP_KEYS: dict[str, Parser] = {
+    **STEER_KEYS,
     "name": optional_text,
     "experiment": optional_text,
     "dir": optional_text,
@@ -262,12 +279,14 @@ def check_keys(keys: Iterable[str]) -> None:
 
 
 def axes_of(flat: Mapping[str, Any]) -> dict[str, list[Value]]:
-    """Every key with its parsed values, one or more, in the order given, each once.
+    """Every key with its parsed values, one or more, in the order given, each once. Intervals are not among them: see `intervals_of`.
 
     Raises UsageError on a bad value, an empty list, or several values of a key of the whole sweep.
     """
     axes: dict[str, list[Value]] = {}
     for key, raw in flat.items():
+        if Interval.written_in(raw):
+            continue
         if isinstance(raw, str) and "," in raw and key not in SWEEP_KEYS:
             raw = [{"true": True, "false": False}.get(v.strip().lower(), _number(v.strip())) for v in raw.split(",")]
         values = raw if isinstance(raw, list) else [raw]
@@ -280,3 +299,22 @@ def axes_of(flat: Mapping[str, Any]) -> dict[str, list[Value]]:
             raise UsageError(f"{key} belongs to the whole sweep and takes one value, not {len(unique)}")
         axes[key] = unique
     return axes
+
+
+def intervals_of(flat: Mapping[str, Any]) -> dict[str, Interval]:
+    """The keys that are to be searched. Raises UsageError where an end is no value of the key, or the low one is not below the high one."""
+    intervals = {}
+    for key, raw in flat.items():
+        if not Interval.written_in(raw):
+            continue
+        interval = Interval.read(raw)
+        parse = KEYS.get(key)
+        low, high = (parse(key, _number(end)) if parse else _number(end) for end in (interval.low, interval.high))
+        if key in SWEEP_KEYS or not isinstance(low, int | float) or not isinstance(high, int | float):
+            raise UsageError(f"{key}={raw}: only keys of a job with numbers as values can be searched")
+        if parse and type(low) is not type(high):
+            raise UsageError(f"{key}={raw}: write both ends alike, as ratios (0.25, 1.0) or as whole numbers")
+        intervals[key] = Interval(low, high, interval.log)
+        if not low < high or (interval.log and low <= 0):
+            raise UsageError(f"{key}={raw}: write interval(LOW,HIGH) with LOW below HIGH" + " and above 0" * interval.log)
+    return intervals

@@ -3,74 +3,77 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import QuotedString
-from hydra.core.utils import JobStatus
 from hydra.plugins.launcher import Launcher
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from rich.console import Console
 
 from vtoken_sdk.metrics import Row
 from vtoken_sdk.report import print_comparison, width_of_output
-from vtoken_sdk.tracking import NoTracker, Tracker, start_tracker
-from vtoken_sdk.tracking.files import JobFolder, write_json, write_whole
+from vtoken_sdk.tracking import NoTracker, start_tracker
 
-from . import isolate
+from . import cluster, isolate
 from .answer import answer
 from .check import plan_sweep
-from .job import Job
+from .folder import alone, write_plan
+from .launch import launch_by_hydra, launch_here, launch_in_process, quoted, run_launched
+from .options import options_of, recorded_options
 from .plan import Plan, make_folder
-from .progress import Follower
-from .provenance import COMMAND, of_sweep
-from .results import job_names, rows_of, write_report, write_results
-from .settings import KEYS, UsageError, axes_of, check_keys, flatten, shipped_text
+from .provenance import COMMAND
+from .record import Record, compare
+from .results import rows_of, write_report, write_results
+from .runner import Runner, print_plan, short
+from .search import Search
+from .settings import UsageError, axes_of, intervals_of
+from .steering import Steering
 
-FAILED, INTERRUPTED = 3, 130
-
-
-def options_of(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
-    """Flat: shipped values, then the composed configuration, then what the command line sweeps. Raises UsageError on unknown keys."""
-    ours = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-    given = flatten(cast(dict[str, Any], OmegaConf.to_container(ours, resolve=True)))
-    for override in OverridesParser.create().parse_overrides(list(overrides)):
-        if override.is_sweep_override():
-            if not override.is_discrete_sweep():
-                raise UsageError(f"{override.input_line}: list the values, separated by commas")
-            given[override.get_key_element().lstrip("+")] = [
-                v.text if isinstance(v, QuotedString) else v for v in override.sweep_iterator()
-            ]
-    check_keys(given)
-    shipped = flatten(cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(shipped_text()))))
-    return shipped | {key: value for key, value in given.items() if value is not None or key not in KEYS}
+FAILED, DIFFERS, INTERRUPTED = 3, 4, 130
 
 
-def sweep(config: DictConfig, overrides: Sequence[str], launcher: Launcher) -> int:
-    """Returns 0, 3 (some jobs failed or are missing) or 130 (interrupted). Raises UsageError before anything has run."""
-    axes = axes_of(options_of(config, overrides))
-    check_names(str(spec) for spec in axes["policy"])
+def sweep(config: DictConfig, overrides: Sequence[str], make_launcher: Callable[[], Launcher]) -> int:
+    """Returns 0, 3 (some jobs failed or are missing), 4 (other figures than the record's) or 130 (interrupted).
+
+    Raises UsageError before anything has run.
+    """
+    flats = [options_of(config, overrides)]
+    records: list[Record] = []
+    if flats[0]["from"] is not None:
+        flats, records = recorded_options(config, overrides, str(flats[0]["from"]))
+    axes, intervals = [axes_of(flat) for flat in flats], intervals_of(flats[0])
+    how = Steering.of(axes[0], cluster.cluster_of(config, str(axes[0]["cluster"][0])))
+    search = Search.of(how, axes[0], intervals)
+    check_names(str(spec) for one in axes for spec in one["policy"])
     console = _Console(width=width_of_output())
     with _busy(console, "planning"):
-        plan = isolate.call(plan_sweep, axes)
-    folder = make_folder(cast(str | None, axes["dir"][0]), plan.name)
-    config.hydra.sweep.dir = str(folder)  # launchers make this folder
-    with _alone(folder):
-        _write_plan(folder, plan)
-        return _run(console, folder, plan, launcher)
+        plan = isolate.call(plan_sweep, search.borders() if search else axes, how.elsewhere)
+        if search:
+            plan = search.baselines(plan)
+    wanted = cast(str | None, axes[0]["dir"][0])
+    if how.dry_run:
+        print_plan(console, Path(wanted).expanduser() if wanted else None, plan, how, search)
+        return 0
+    folder = make_folder(wanted, plan.name)
+    if how.launcher:
+        cluster.set_up(config, how.launcher, how.workers, str(axes[0]["device"][0]))
+        config.hydra.sweep.dir = str(folder)  # launchers make this folder
+    launch = launch_by_hydra(make_launcher()) if how.launcher else launch_in_process if how.in_process else launch_here(how.workers or 1)
+    with alone(folder):
+        write_plan(folder, plan, how.facts())
+        runner = Runner(console, folder, how, launch)
+        return _run(runner, plan, search, records)
 
 
 def run_here(config: DictConfig) -> str | None:
     """What a launcher runs for each job: None, or why it failed. The job is what the plan wrote into its folder."""
-    return isolate.run_isolated(Path(HydraConfig.get().runtime.output_dir))
+    return run_launched(Path(HydraConfig.get().runtime.output_dir))
 
 
 def check_names(specs: Iterable[str]) -> None:
@@ -85,95 +88,38 @@ def check_names(specs: Iterable[str]) -> None:
                 raise UsageError(str(error)) from error
 
 
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Two sweeps in one folder would run each other's jobs. The system drops the lock when its process ends, however it ends."""
-    try:
-        lock = (folder / ".lock").open("w")
-    except OSError as error:
-        raise UsageError(f"dir={folder}: {error.strerror}; name a folder that can be written, dir=PATH") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UsageError(f"dir={folder}: another vtoken-sweep is running there; wait for it, or name another folder") from error
-        yield
-
-
-def _write_plan(folder: Path, plan: Plan) -> None:
-    try:
-        for job in plan.jobs:
-            path = folder / "jobs" / job.id
-            path.mkdir(exist_ok=True)
-            write_whole(path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(job.config())))
-        jobs = [{"job": job.id, **job.flat()} for job in plan.jobs]
-        write_json(
-            folder / "plan.json",
-            {
-                "name": plan.name,
-                "experiment": plan.experiment,
-                "provenance": of_sweep(),
-                "axes": plan.axes,
-                "notes": plan.notes,
-                "jobs": jobs,
-            },
-        )
-    except OSError as error:
-        raise UsageError(f"dir={folder}: the plan cannot be written ({error.strerror}); name another folder, dir=PATH") from error
-
-
-def _run(console: Console, folder: Path, plan: Plan, launcher: Launcher) -> int:
-    todo = [job for job in plan.jobs if not JobFolder(folder / "jobs" / job.id).done]
-    done = len(plan.jobs) - len(todo)
-    console.print(
-        f"{_count(len(plan.jobs), 'job')}, {done} already done, {len(todo)} to run in {_short(folder)}", highlight=False, markup=False
-    )
-    others = sum(path.is_dir() for path in (folder / "jobs").iterdir()) - len(plan.jobs)
-    if others:
-        said = f"{_short(folder)}/jobs has {_count(others, 'job')} of another command or an edited policy, not in these results"
-        console.print(f"Note: {said}", highlight=False, markup=False, soft_wrap=True)
-    for note in plan.notes:
-        console.print(f"Note: {note}", highlight=False, markup=False, soft_wrap=True)
+def _run(runner: Runner, plan: Plan, search: Search | None, records: Sequence[Record]) -> int:
+    console, folder = runner.console, runner.folder
+    todo = runner.prepare(plan)
+    idle = not todo and search is None
     tracker = (
-        start_tracker(folder, plan.wandb_mode, plan.wandb_project, plan.name, plan.wandb_timeout) if todo else NoTracker("W&B: nothing new")
+        NoTracker("W&B: nothing new") if idle else start_tracker(folder, plan.wandb_mode, plan.wandb_project, plan.name, plan.wandb_timeout)
     )
-    failures, stopped = _launch(console, folder, plan, todo, launcher, tracker)
-    rows = rows_of(folder, plan.jobs, failures)
+    runner.tracker = tracker
+    runner.run(plan.jobs, todo)
+    found = search.run(runner, plan) if search and not runner.halted else None
+    plan = found.plan if found else plan
+    rows = rows_of(folder, plan.jobs, runner.failures)
     results = _written("Results", folder / "results.parquet", write_results, rows)
     print_comparison(console, rows)
     lines = answer(console, folder, plan.experiment, rows) if plan.experiment is not None else []
     with _busy(console, "writing the report"):
         report = _written("Report", folder / "report.html", write_report, rows)
-    for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-    for line, _ in (report, results):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-    console.print(tracker.close(), highlight=False, markup=False, soft_wrap=True)
-    if stopped:
-        console.print(f"Interrupted. To go on: {_resume(folder)}", highlight=False, markup=False, soft_wrap=True)
+    compared, same = compare(records, plan.jobs, rows, folder)
+    for line in [*(found.lines if found else []), *compared, *lines, report[0], results[0], tracker.close()]:
+        _say(console, line)
+    if runner.interrupted:
+        _say(console, f"Interrupted.{runner.elsewhere_note} To go on: {_resume(folder)}")
         return INTERRUPTED
-    return 0 if report[1] and results[1] and all(row["status"] == "done" for row in rows) else FAILED
+    if any(row["status"] == "failed" for row in rows):
+        _say(console, f"To try the failed jobs again: {_resume(folder, 'rerun=failed')}")
+    if not (report[1] and results[1] and (found is None or found.good) and all(row["status"] == "done" for row in rows)):
+        return FAILED
+    return 0 if same else DIFFERS
 
 
-def _launch(
-    console: Console, folder: Path, plan: Plan, todo: Sequence[Job], launcher: Launcher, tracker: Tracker
-) -> tuple[dict[str, str], bool]:
-    """Failures that are not in the jobs' files, and whether the user stopped it."""
-    names = dict(zip((job.id for job in plan.jobs), job_names(plan.jobs), strict=True))
-    batch = [[f"hydra.sweep.dir={_quoted(str(folder))}", f"hydra.sweep.subdir=jobs/{job.id}"] for job in todo]
-    failures: dict[str, str] = {}
-    try:
-        with Follower(console, folder, todo, tracker, names):
-            for job, result in zip(todo, launcher.launch(batch, initial_job_idx=0) if batch else [], strict=True):
-                if result.status is not JobStatus.COMPLETED:
-                    failures[job.id] = f"{type(result._return_value).__name__}: {result._return_value}"
-                elif result.return_value is not None:
-                    failures[job.id] = result.return_value
-    except KeyboardInterrupt:
-        return failures, True
-    except Exception as error:  # a launcher that fails leaves jobs missing; what is done stays
-        console.print(f"The launcher failed: {type(error).__name__}: {error}", style="red", highlight=False, markup=False)
-    return failures, False
+def _say(console: Console, line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _written(what: str, path: Path, write: Callable[[Path, Sequence[Row]], None], rows: Sequence[Row]) -> tuple[str, bool]:
@@ -182,25 +128,17 @@ def _written(what: str, path: Path, write: Callable[[Path, Sequence[Row]], None]
         write(path.parent, rows)
     except OSError as error:
         return f"{path.name} could not be written: {error}", False
-    return f"{what}: {_short(path)}", True
+    return f"{what}: {short(path)}", True
 
 
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}{'s' * (n != 1)}"
+def _resume(folder: Path, *more: str) -> str:
+    """The command that goes on in this folder."""
+    words = [w for w in shlex.split(COMMAND.get()) if not w.lstrip("+").startswith(("dir=", "rerun="))]
+    path = short(folder)
+    return shlex.join([*words, f"dir={path if re.fullmatch(r'[A-Za-z0-9_./-]+', path) else quoted(path)}", *more])
 
 
-def _resume(folder: Path) -> str:
-    words = [w for w in shlex.split(COMMAND.get()) if not w.startswith("dir=")]
-    path = _short(folder)
-    return shlex.join([*words, f"dir={path if re.fullmatch(r'[A-Za-z0-9_./-]+', path) else _quoted(path)}"])
-
-
-def _short(path: Path) -> str:
-    """Relative where that is shorter."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
-
-
-def _busy(console: Console, doing: str) -> contextlib.AbstractContextManager[object]:
+def _busy(console: Console, doing: str) -> contextlib.AbstractContextManager[Any]:
     return console.status(doing) if console.is_terminal else contextlib.nullcontext()
 
 
@@ -209,8 +147,3 @@ class _Console(Console):
         """Whoever read our output left (`| head`): the sweep goes on without it."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _quoted(text: str) -> str:
-    """As Hydra's command line reads it back: it takes a backslash for an escape only in front of a quote."""
-    return "'" + re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), text) + "'"
