@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,16 @@ class Key:
 
 @dataclass(frozen=True)
 class Plot:
+    """draw: gives the SVG; it is called where the drawing is shown, which most formats do not."""
+
     title: str
     about: str
-    svg: str
+    draw: Callable[[], str]
     keys: Sequence[Key] = ()
+
+    @cached_property
+    def svg(self) -> str:
+        return self.draw()
 
 
 @dataclass(frozen=True)

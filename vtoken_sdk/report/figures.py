@@ -47,6 +47,10 @@ class Figure:
             return format(number, self.form)
         return format(int(number), self.form) if float(number).is_integer() else format(number, f"{self.form[:-1]}.1f")
 
+    def interval(self, estimate: Estimate) -> str:
+        """ "±" and half the interval; "" where there is none."""
+        return f"±{self.write(estimate.half).lstrip('+')}" if estimate.half else ""
+
     def estimate(self, line: Line) -> Estimate | None:
         return Estimate.of(self.value(row) for row in line.rows)
 
@@ -148,7 +152,12 @@ def figures(rows: Sequence[Row]) -> list[Figure]:
 def further(rows: Sequence[Row]) -> list[Figure]:
     """Numbers that no figure above shows: those of quality suites, mainly, which name their columns themselves."""
     names = dict.fromkeys(name for row in rows for name, value in row.items() if _is_number(value) and name not in SHOWN)
-    return [Figure(name.replace("_", "\n", 1), _part_of(name), itemgetter(name), ",.4g", name, _better(name), name) for name in names]
+    return [Figure(name.replace("_", "\n", 1), _part_of(name), _where_known(name), ",.4g", name, _better(name), name) for name in names]
+
+
+def _where_known(name: str) -> Value:
+    """Rows of sweeps without that suite lack the column."""
+    return lambda row: row.get(name)
 
 
 def _is_number(value: object) -> bool:

@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -105,7 +106,7 @@ def bars(title: str, about: str, groups: Sequence[tuple[str, Sequence[Bar]]], di
         axes.locator_params(axis="x", nbins=5)
 
     rows = sum(len(group) + bool(name) + 0.4 for name, group in groups)
-    return Plot(title, about, _svg(draw, height=0.45 + 0.21 * rows, left=0.58, bottom=0.25), keys)
+    return Plot(title, about, partial(_svg, draw, height=0.45 + 0.21 * rows, left=0.58, bottom=0.25), keys)
 
 
 def curves(
@@ -126,9 +127,10 @@ def curves(
     shown = [curve for curve in shown if len(curve.x)]
     if not shown:
         return None
-    from matplotlib.ticker import MaxNLocator
 
     def draw(axes: Axes) -> None:
+        from matplotlib.ticker import MaxNLocator
+
         for curve in shown:
             x, y = np.asarray(curve.x, float), np.asarray(curve.y, float)
             width = 2.2 if curve.color == "vtoken" else 1.4
@@ -151,7 +153,7 @@ def curves(
         axes.yaxis.set_major_locator(MaxNLocator(6, integer=whole[1]))
 
     keys = [_key(curve) for curve in shown if curve.name] + [Key(name, "ink", "dashed") for _, name in limits]
-    return Plot(title, about, _svg(draw, height=2.4, left=0.62, bottom=0.45), tuple(dict.fromkeys(keys)))
+    return Plot(title, about, partial(_svg, draw, height=2.4, left=0.62, bottom=0.45), tuple(dict.fromkeys(keys)))
 
 
 def _room(shown: Sequence[Curve]) -> tuple[float, float]:
@@ -173,9 +175,10 @@ def shares(title: str, about: str, shown: Sequence[Curve], x_label: str) -> Plot
     shown = [curve for curve in shown if len(curve.x)]
     if not shown:
         return None
-    from matplotlib.ticker import MaxNLocator
 
     def draw(axes: Axes) -> None:
+        from matplotlib.ticker import MaxNLocator
+
         for curve in shown:
             axes.plot(
                 curve.x, curve.y, color=COLORS[curve.color], linestyle=DASHES[curve.dash], linewidth=2.2 if curve.color == "vtoken" else 1.4
@@ -189,7 +192,7 @@ def shares(title: str, about: str, shown: Sequence[Curve], x_label: str) -> Plot
         right.set_ylabel("waste F, %")
         right.spines["right"].set_visible(False)
 
-    return Plot(title, about, _svg(draw, height=2.4, left=0.62, right=0.55, bottom=0.45), [_key(curve) for curve in shown])
+    return Plot(title, about, partial(_svg, draw, height=2.4, left=0.62, right=0.55, bottom=0.45), [_key(curve) for curve in shown])
 
 
 def _rest(percent: Any) -> Any:

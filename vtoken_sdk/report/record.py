@@ -106,7 +106,7 @@ def read_record(folders: Sequence[Path]) -> Record:
             twice += known is not None
             if known is None or (known["status"] != "done" and row["status"] == "done"):
                 merged[row["job"]] = row
-    notes = [f"{twice} jobs are in more than one of the folders; each counts once, the first finished one"] if twice else []
+    notes = [f"Jobs in more than one of the folders: {twice}. Each counts once, the first finished one."] if twice else []
     return Record(sweeps, _with_setup(list(merged.values()), sweeps), notes)
 
 

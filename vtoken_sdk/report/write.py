@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 from vtoken_sdk.tracking.files import write_whole
@@ -24,17 +25,17 @@ def view_of(record: Record, baseline: str = "native", again: str = "") -> View:
     return View(record, Baselines.among(record.rows, baseline), again)
 
 
-def render(view: View, report: Document, form: str) -> str | bytes:
-    """form: one of FORMATS."""
+def render(view: View, report: Callable[[], Document], form: str) -> str | bytes:
+    """form: one of FORMATS. report: made where it is needed; rows alone need none."""
     match form:
         case "html":
-            return to_html(report)
+            return to_html(report())
         case "md":
-            return to_markdown(report)
+            return to_markdown(report())
         case "tex":
-            return to_latex(report)
+            return to_latex(report())
         case "json":
-            return to_json(view, report)
+            return to_json(view, report())
         case "csv":
             return to_csv(view)
     return to_parquet(view)
@@ -42,7 +43,7 @@ def render(view: View, report: Document, form: str) -> str | bytes:
 
 def write_reports(view: View, folder: Path, formats: Sequence[str]) -> list[Path]:
     """report.<format> in the folder. Raises OSError."""
-    report = document(view)
+    report = cache(lambda: document(view))
     paths = [folder / f"report.{form}" for form in formats]
     for path, form in zip(paths, formats, strict=True):
         write_whole(path, render(view, report, form))

@@ -40,10 +40,7 @@ def table(view: View) -> Table:
         for budget, same in _budgets(view, lines).items():
             estimates = [_over_runtimes(same, figure) for figure in figures]
             n = max((e.n for e in estimates if e), default=0)
-            cells = [
-                Cell("-") if e is None else Cell(f.write(e.mean), f"±{f.write(e.half)}" if e.half else "")
-                for f, e in zip(figures, estimates, strict=True)
-            ]
+            cells = [Cell("-") if e is None else Cell(f.write(e.mean), f.interval(e)) for f, e in zip(figures, estimates, strict=True)]
             rows.append([Cell(policy, color=_color(view, policy)), Cell(budget), Cell(str(n)), *cells])
     return Table(columns, [rows])
 

@@ -132,7 +132,7 @@ def figure_cell(figure: Figure, line: Line, baselines: Baselines) -> Cell:
     if estimate is None:
         return Cell("-")
     written = figure.write(estimate.mean)
-    interval = f"±{figure.write(estimate.half)}" if estimate.half else ""
+    interval = figure.interval(estimate)
     if change is None:
         return Cell(written, interval)
     if abs(change.mean) < 0.005:
