@@ -22,7 +22,7 @@ from rich.console import Console
 
 from vtoken_sdk.metrics import Row
 from vtoken_sdk.report import print_comparison, width_of_output
-from vtoken_sdk.tracking import NoTracker, Tracker, start_tracker
+from vtoken_sdk.tracking import NoTracker, Trackers, start_trackers
 from vtoken_sdk.tracking.files import JobFolder, write_json, write_whole
 
 from . import isolate
@@ -32,7 +32,7 @@ from .plan import Plan, make_folder
 from .progress import Follower
 from .provenance import COMMAND, of_sweep
 from .results import job_names, rows_of, write_report, write_results
-from .settings import KEYS, UsageError, axes_of, check_keys, flatten, shipped_text
+from .settings import KEYS, UsageError, axes_of, check_keys, flatten, shipped_text, tracker_names
 
 FAILED, INTERRUPTED = 3, 130
 
@@ -126,7 +126,9 @@ def _run(console: Console, folder: Path, plan: Plan, launcher: Launcher) -> int:
     for note in plan.notes:
         console.print(f"Note: {note}", highlight=False, markup=False, soft_wrap=True)
     tracker = (
-        start_tracker(folder, plan.wandb_mode, plan.wandb_project, plan.name, plan.wandb_timeout) if todo else NoTracker("W&B: nothing new")
+        start_trackers(tracker_names(plan.tracker), folder, plan.wandb_mode, plan.wandb_project, plan.name, plan.wandb_timeout)
+        if todo
+        else Trackers([NoTracker("W&B: nothing new")], 0)
     )
     failures, stopped = _launch(console, folder, plan, todo, launcher, tracker)
     rows = rows_of(folder, plan.jobs, failures)
@@ -144,7 +146,7 @@ def _run(console: Console, folder: Path, plan: Plan, launcher: Launcher) -> int:
 
 
 def _launch(
-    console: Console, folder: Path, plan: Plan, todo: Sequence[Job], launcher: Launcher, tracker: Tracker
+    console: Console, folder: Path, plan: Plan, todo: Sequence[Job], launcher: Launcher, tracker: Trackers
 ) -> tuple[dict[str, str], bool]:
     """Failures that are not in the jobs' files, and whether the user stopped it."""
     names = dict(zip((job.id for job in plan.jobs), job_names(plan.jobs), strict=True))
