@@ -25,7 +25,7 @@ class Wandb:
             project=self.options.project,
             group=self.options.group,
             name=result.get("label", job.path.name),
-            job_type=result.get("row", {}).get("runtime"),
+            job_type=result.get("config", {}).get("runtime"),
             config=plain({**result.get("config", {}), **result.get("provenance", {})}),
             dir=job.path,
             mode=cast(Any, self.options.mode),
