@@ -15,15 +15,15 @@ from typing import Any
 ENTITY = "someone"
 PROJECT_ID = "UHJvamVjdA=="
 VIEWER = {
-    **{"id": "VXNlcg==", "name": ENTITY, "username": ENTITY, "email": "a@b.c", "entity": ENTITY, "flags": "{}", "admin": False},
-    **{"teams": {"edges": []}, "defaultEntity": {"name": ENTITY}},
+    **{"id": "VXNlcg==", "name": ENTITY, "username": ENTITY, "email": "a@b.c", "entity": ENTITY},
+    **{"flags": "{}", "admin": False, "teams": {"edges": []}, "defaultEntity": {"name": ENTITY}},
 }
 SERVER = {"cliVersionInfo": {"max_cli_version": "9.9.9"}, "latestLocalVersionInfo": None, "features": [], "messages": []}
 
 
 @dataclass
 class Received:
-    """runs: by id, what they were created with, their steps and whether they are complete. views: the reports. asked: GraphQL operations."""
+    """runs: by id, what they were created with, their steps and whether they are complete. views: reports. asked: GraphQL operations."""
 
     url: str = ""
     runs: dict[str, dict[str, Any]] = field(default_factory=dict)
