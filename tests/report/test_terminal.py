@@ -42,6 +42,23 @@ def test_two_hundred_columns_hold_it_all_in_one_table() -> None:
     assert on_terminal(FIVE, 80).count("native ") > 1
 
 
+def test_names_that_leave_no_room_become_numbers_and_are_not_cut() -> None:
+    """Of options, those that differ; what is longer than its column goes on in the next line."""
+    shared = "slack=0 move_cap=4096 publish_after=2 refill=False"
+    rows = [
+        row("vtoken", f"./policies/of_a_long_name_{n}.py", evict_prefill=when, threshold=t, margin=8, reclaim=f"packing={how} {shared}")
+        for n in range(3)
+        for when, t, how in (("chunk", 0.25, "fill"), ("end", 0.5, "fresh"))
+    ]
+    text = on_terminal(rows, 80)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    names, *_ = text.split("#", 2)[1:]
+    assert "move_cap" not in text
+    assert all(re.search(rf"^{n} +vtoken .*packing=", names, re.MULTILINE) for n in range(1, 7))
+    assert len(re.findall(r"^6 +vtoken +[\d.,]+", text, re.MULTILINE)) >= 2
+
+
 def test_naive_against_vtoken_is_the_verdict() -> None:
     assert verdict(FIVE) == [
         "h2o, budget=0.5: naive holds 1.98 and vtoken 1.02 times the blocks that the live tokens need; "

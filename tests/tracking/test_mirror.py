@@ -77,8 +77,8 @@ def dead_server() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-def run_mirror(job: Path, mode: str, timeout: float, **env: str) -> tuple[str, float]:
-    """In an interpreter of its own, so that the helper sees `env`: the note, and how long `close` took."""
+def run_mirror(job: Path, mode: str, timeout: float, first: str = "", **env: str) -> tuple[str, float]:
+    """In an interpreter of its own, so that the helper sees `env`: the note, and how long `close` took. first: what it does first."""
     code = """
 import sys, time
 from pathlib import Path
@@ -92,7 +92,7 @@ if __name__ == "__main__":
     print(time.monotonic() - began, note)
 """
     script = job.parents[1] / "script.py"
-    script.write_text(code)
+    script.write_text(f"{first}\n{code}")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
     command = [sys.executable, script, job, mode, str(timeout)]
     done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)

@@ -17,6 +17,7 @@ LOAD_KEYS = (
 VICTIM_KEYS = ("policy", "option", "budget", "evict_prefill", "evict_every")  # they decide who dies
 RECLAIM_KEYS = ("threshold", "margin", "reclaim")
 POLICY_KEYS = (*VICTIM_KEYS, *RECLAIM_KEYS)
+PAIRS = ("option", "reclaim", "setup")  # columns of several options as text: "recent=0.5 sinks=4"
 AS_IT_IS = ("policy", "model", "workload", "option", "reclaim", "setup")  # values that need no key in front
 
 
@@ -49,6 +50,24 @@ def fixed_label(rows: Sequence[Row], keys: Iterable[str] = (*POLICY_KEYS, *LOAD_
         if named and key not in varying(rows):
             parts.append(label(named[0], [key]))
     return ", ".join(parts)
+
+
+def trimmed(rows: Sequence[Row]) -> list[Row]:
+    """The rows with those options only, in the columns that hold several, whose values differ between rows: the rest names nothing."""
+    kept = {column: _differing([str(r[column]).split() for r in rows if r.get(column) is not None]) for column in PAIRS}
+
+    def cut(row: Row, column: str) -> str | None:
+        return " ".join(p for p in str(row[column]).split() if p.partition("=")[0] in kept[column]) or None
+
+    return [{**row, **{column: cut(row, column) for column in PAIRS if row.get(column) is not None}} for row in rows]
+
+
+def _differing(found: Sequence[Sequence[str]]) -> set[str]:
+    """Names that are not in all of them with one value. A single value is kept whole: a title names it."""
+    pairs = dict.fromkeys(pair for one in found for pair in one)
+    shared = {pair.partition("=")[0] for pair in pairs if all(pair in one for one in found)}
+    names = {pair.partition("=")[0] for pair in pairs}
+    return names if names == shared else names - shared
 
 
 def group_of(row: Row, *, seeds: bool = True) -> tuple[Any, ...]:

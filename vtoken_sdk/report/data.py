@@ -26,13 +26,13 @@ def to_json(view: View, document: Document) -> str:
         "verdict": document.verdict,
         "caveats": document.caveats,
         "baseline": view.baselines.name,
-        "gates": [dataclasses.asdict(gate) for gate in gates(view.rows, view.baselines, view.record)],
+        "gates": [dataclasses.asdict(gate) for gate in gates(view.record.rows, view.baselines, view.record)],
         "parts": [
             {"id": p.id, "title": p.title, "notes": p.notes, "reason": p.reason, "tables": [_table(t) for t in p.tables], "code": p.code}
             for p in document.parts
         ],
         "sweeps": [{"name": s.name, "command": s.command, "provenance": s.plan.get("provenance", {})} for s in view.record.sweeps],
-        "rows": view.rows,
+        "rows": view.record.rows,
     }
     return json.dumps(plain(value), indent=1, allow_nan=False) + "\n"
 
@@ -47,10 +47,10 @@ def to_table(view: View) -> pa.Table:
     import pyarrow as pa
 
     kinds = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
-    columns = {name: pa.array([row.get(name) for row in view.rows], kinds[kind]) for name, kind in COLUMNS.items()}
-    for name in dict.fromkeys(name for row in view.rows for name in row if name not in COLUMNS):
-        columns[name] = pa.array([row.get(name) for row in view.rows])
-    columns["sweep"] = pa.array([view.record.homes[row["job"]].name for row in view.rows])
+    columns = {name: pa.array([row.get(name) for row in view.record.rows], kinds[kind]) for name, kind in COLUMNS.items()}
+    for name in dict.fromkeys(name for row in view.record.rows for name in row if name not in COLUMNS):
+        columns[name] = pa.array([row.get(name) for row in view.record.rows])
+    columns["sweep"] = pa.array([view.record.homes[row["job"]].name for row in view.record.rows])
     return pa.table({name: column.cast(pa.string()) if pa.types.is_null(column.type) else column for name, column in columns.items()})
 
 

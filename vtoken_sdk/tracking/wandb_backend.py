@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any, cast
 
 from .files import JobFolder, plain
 from .home import writable_home
 from .mirror import Options
 from .steps import read_steps
+from .wandb_file import is_whole
 
 
 class Wandb:
@@ -46,6 +48,10 @@ class Wandb:
             run.log(plain(row))
         run.summary.update({k: v for k, v in plain({**result.get("row", {}), **status}).items() if v is not None})
         run.finish(exit_code=0 if status.get("status") == "done" else 1)
+        if self.options.mode == "offline":
+            for path in Path(run.dir).parent.glob("run-*.wandb"):
+                if not is_whole(path):
+                    raise OSError(f"{path.name} was cut short; is the disk full?")
 
     def after(self, error: Exception) -> str:
         """A server that failed once is not waited for again."""

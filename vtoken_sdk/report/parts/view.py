@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from vtoken_sdk.report.compare import Baselines, Line, Row, fixed_label, key_of, label, lines, names_of, show
+from vtoken_sdk.report.compare import Baselines, Line, Row, fixed_label, key_of, label, lines, names_of, show, trimmed
 from vtoken_sdk.report.document import Cell, Column, Key
 from vtoken_sdk.report.figures import Figure, Value, block_unit, figures, in_blocks_of
 from vtoken_sdk.report.plots import SERIES, Bar
@@ -22,13 +22,14 @@ class View:
     baselines: Baselines
     again: str = ""  # the command that made the report
 
-    @property
-    def rows(self) -> Sequence[Row]:
-        return self.record.rows
+    @cached_property
+    def rows(self) -> list[Row]:
+        """Of all jobs, with names as short as tells them apart."""
+        return trimmed(self.record.rows)
 
-    @property
+    @cached_property
     def done(self) -> list[Row]:
-        return self.record.done
+        return [row for row in self.rows if row["status"] == "done"]
 
     @cached_property
     def groups(self) -> list[list[Line]]:
