@@ -10,7 +10,9 @@ from .files import JobFolder, plain
 from .home import writable_home
 from .mirror import Options
 from .steps import read_steps
-from .wandb_file import is_whole
+from .wandb_file import becomes_whole
+
+SETTLED = 5.0  # seconds after which the file of a finished run is what it stays
 
 
 class Wandb:
@@ -50,7 +52,7 @@ class Wandb:
         run.finish(exit_code=0 if status.get("status") == "done" else 1)
         if self.options.mode == "offline":
             for path in Path(run.dir).parent.glob("run-*.wandb"):
-                if not is_whole(path):
+                if not becomes_whole(path, SETTLED):
                     raise OSError(f"{path.name} was cut short; is the disk full?")
 
     def after(self, error: Exception) -> str:

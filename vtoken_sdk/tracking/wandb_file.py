@@ -6,11 +6,20 @@ The format is LevelDB's log (blocks of 32 KiB; records of CRC, length, type and 
 from __future__ import annotations
 
 import struct
+import time
 from pathlib import Path
 
 HEADER = 7  # bytes: of the file, and of each record
 BLOCK = 32 * 1024
 FULL, LAST = 1, 4  # types of records that end one
+
+
+def becomes_whole(path: Path, seconds: float) -> bool:
+    """W&B's service writes the end of the file shortly after it has said that the run is finished."""
+    end = time.monotonic() + seconds
+    while not (whole := is_whole(path)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return whole
 
 
 def is_whole(path: Path) -> bool:
