@@ -10,7 +10,19 @@ import pytest
 from vtoken_sdk.report.compare import BaselineError, Line
 from vtoken_sdk.report.document import Cell, Part, Table
 from vtoken_sdk.report.gates import gates
-from vtoken_sdk.report.parts import View, capacity, compaction, configs, main_table, occupancy, overhead, quality, throughput, trust
+from vtoken_sdk.report.parts import (
+    View,
+    capacity,
+    compaction,
+    configs,
+    main_table,
+    occupancy,
+    over_steps,
+    overhead,
+    quality,
+    throughput,
+    trust,
+)
 from vtoken_sdk.report.stats import student_t
 
 from .made import FIVE, row, view
@@ -172,3 +184,13 @@ def test_a_part_is_never_empty_without_a_reason() -> None:
     with pytest.raises(AssertionError, match="shows nothing and does not say why"):
         Part("x", "X")
     assert Line(FIVE[:1]).runtime == "native"
+
+
+def test_blocks_retained_and_waste_are_a_table_beside_their_curves(tmp_path: Path) -> None:
+    part = over_steps.part(view(tmp_path / "a", *FIVE))
+    (table,) = part.tables
+    assert cell(table, "blocks of 16 retained", "page1").text == "500"  # its blocks of one token as blocks of 16
+    assert cell(table, "of native", "vtoken").text == "0.51"
+    assert cell(table, "waste F", "naive").text == f"{1 - 500 / 990:.1%}"
+    assert part.panels
+    assert "steps.parquet is missing" in over_steps.part(view(tmp_path / "b", *FIVE, steps=0)).reason

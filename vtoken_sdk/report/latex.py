@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from .document import Cell, Column, Document, Part, Table
 
-WIDTH = 118  # characters of a row, in \scriptsize on a landscape page
+WIDTH = 165  # characters of a row, in \scriptsize on a landscape page
 WRAPPED = 44  # characters beyond which a cell of text is set as a paragraph
 GAP = 3  # characters between two columns
 HEAD = r"""\documentclass[10pt]{article}
@@ -61,6 +61,10 @@ def _part(part: Part) -> Iterator[str]:
         for n, (columns, narrow) in enumerate(_fitting(table)):
             name = f"{part.id}{f' {table.title}' if table.title else ''}{f' ({n + 1})' if n else ''}"
             yield from ("", f"% table: {name}", *_table(table.title, columns, narrow), f"% end of table: {name}", "")
+    if part.panels:
+        yield (
+            escape(f"Plots, in the HTML report: {', '.join(dict.fromkeys(p.title for panel in part.panels for p in panel.plots))}.") + "\n"
+        )
     for command in part.code:
         yield rf"\texttt{{{escape(command)}}}" + "\n"
 

@@ -170,8 +170,9 @@ def _written(what: str, path: Path, write: Callable[[Path, Sequence[Row]], None]
     """A line for the user, and whether it worked."""
     try:
         write(path.parent, rows)
-    except OSError as error:
-        return f"{path.name} could not be written: {error}", False
+    except Exception as error:  # the jobs' files are whole, and vtoken-report makes the rest of them
+        said = error if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        return f"{path.name} could not be written: {said}", False
     return f"{what}: {_short(path)}", True
 
 

@@ -8,25 +8,49 @@ from typing import Any
 import numpy as np
 
 from vtoken_sdk.report.compare import Line, Row
-from vtoken_sdk.report.document import Panel, Part
+from vtoken_sdk.report.document import Cell, Column, Panel, Part, Table
+from vtoken_sdk.report.figures import in_blocks_of
 from vtoken_sdk.report.plots import Curve, curves, shares, thin
 from vtoken_sdk.report.record import Steps
+from vtoken_sdk.report.stats import Estimate
 
-from .view import GROUPS_DRAWN, View
+from .view import GROUPS_DRAWN, View, mean_cell
 
 TITLE = "Utilization and waste over the steps"
 
 
 def part(view: View) -> Part:
     evicting = [group for group in view.groups if group[0].runtime != "native"] or view.groups
+    if not view.done:
+        return Part("steps", TITLE, reason=view.why_empty)
     panels = [panel for group in evicting[:GROUPS_DRAWN] if (panel := _panel(view, group)).plots]
-    if not panels:
-        return Part("steps", TITLE, reason=view.why_empty or "No job's steps are here: jobs/*/steps.parquet is missing.")
-    notes = ["Utilization: live slots of all slots in held blocks; waste F = 1 - utilization. The first seed of each line is drawn."]
+    notes = [
+        "Utilization: live slots of all slots in held blocks; waste F = 1 - utilization. In the table: means over the steps, and over seeds."
+    ]
     more = len(evicting) - GROUPS_DRAWN
-    if more > 0:
-        notes.append(f"{more} more combinations are not drawn; their steps are in jobs/*/steps.parquet.")
-    return Part("steps", TITLE, notes, panels=panels)
+    if panels:
+        notes.append("The first seed of each line is drawn.")
+        notes += [f"{more} more combinations are not drawn; their steps are in jobs/*/steps.parquet."] if more > 0 else []
+    reason = "" if panels else "Not drawn: no job's steps are here, jobs/*/steps.parquet is missing."
+    return Part("steps", TITLE, notes, [table(view)], panels, reason=reason)
+
+
+def table(view: View) -> Table:
+    """The figures that a paper gives of these curves."""
+    heads = (f"blocks of {view.unit}\nretained", f"of\n{view.baselines.name}", "fewest\npossible", "utilization", "waste F")
+    columns = [*view.name_columns(), *(Column(head) for head in heads)]
+    return Table(columns, [[[*view.name_cells(line), *_cells(view, line)] for line in group] for group in view.groups])
+
+
+def _cells(view: View, line: Line) -> list[Cell]:
+    ideal = in_blocks_of(view.unit, "blocks_ideal")
+    shares = ((view.held(row), view.held(base)) for row in line.rows if (base := view.baselines(row)) is not None)
+    return [
+        mean_cell(Estimate.of(map(view.held, line.rows)), ",.0f"),
+        mean_cell(Estimate.of(ours / theirs for ours, theirs in shares if ours is not None and theirs), ".2f"),
+        mean_cell(Estimate.of(map(ideal, line.rows)), ",.0f"),
+        *(mean_cell(Estimate.of(row[name] for row in line.rows), ".1%") for name in ("utilization", "waste")),
+    ]
 
 
 def _panel(view: View, group: Sequence[Line]) -> Panel:
