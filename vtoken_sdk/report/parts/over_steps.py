@@ -24,9 +24,7 @@ def part(view: View) -> Part:
     if not view.done:
         return Part("steps", TITLE, reason=view.why_empty)
     panels = [panel for group in evicting[:GROUPS_DRAWN] if (panel := _panel(view, group)).plots]
-    notes = [
-        "Utilization: live slots of all slots in held blocks; waste F = 1 - utilization. In the table: means over the steps, and over seeds."
-    ]
+    notes = ["Utilization: live slots of all slots in held blocks; waste F = 1 - utilization. In the table: means over steps and seeds."]
     more = len(evicting) - GROUPS_DRAWN
     if panels:
         notes.append("The first seed of each line is drawn.")
