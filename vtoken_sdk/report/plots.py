@@ -148,7 +148,7 @@ def curves(
         if zero[0]:
             axes.set_xlim(left=0)
         if zero[1]:
-            axes.set_ylim(bottom=0)
+            axes.set_ylim(0, axes.get_ylim()[1] * (1.04 if any(curve.marker for curve in shown) else 1))
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=whole[0]))
         axes.yaxis.set_major_locator(MaxNLocator(6, integer=whole[1]))
 
