@@ -26,7 +26,7 @@ def network_can_be_cut() -> bool:
 def test_no_account_no_network_no_stdin_and_a_home_that_cannot_be_written(tmp_path: Path) -> None:
     """By default: the sweep neither asks nor waits, and leaves a run to be synced later."""
     cut = NO_NETWORK if network_can_be_cut() else []
-    load = ["policy=random", "runtime=vtoken", "ctx=64", "requests=1", "output_tokens=8", "pool_blocks=32", "dir=out"]
+    load = ["policy=random", "runtime=vtoken", "ctx=64", "requests=1", "output_tokens=8", "pool_blocks=32", "dir=out", "wandb.timeout=120"]
     command = [*cut, sys.executable, "-P", "-m", "vtoken_sdk.cli", *load]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": "/proc", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

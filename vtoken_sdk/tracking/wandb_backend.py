@@ -47,7 +47,7 @@ class Wandb:
         run.define_metric("step")
         run.define_metric("*", step_metric="step")
         for row in read_steps(job):
-            run.log(plain(row))
+            run.log({name: value for name, value in plain(row).items() if not isinstance(value, list)})
         run.summary.update({k: v for k, v in plain({**result.get("row", {}), **status}).items() if v is not None})
         run.finish(exit_code=0 if status.get("status") == "done" else 1)
         if self.options.mode == "offline":
