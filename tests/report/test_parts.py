@@ -166,6 +166,7 @@ def test_gates_fail_where_a_comparison_does_not_stand(tmp_path: Path) -> None:
     for name, faulty in faults.items():
         failed = {gate for gate, state in states(view(tmp_path / name, *FIVE[:4], faulty)).items() if state == "failed"}
         assert failed == {name}
+    assert states(view(tmp_path / "alone", row("vtoken")))["paired baseline"] == "not judged"
     changed = view(tmp_path / "changed", *FIVE, facts={"commit": "abc+"})
     assert states(changed)["one origin"] == "failed"
     slow = [row("native", device="cuda", itl_ms_p95=10.0), row("vtoken", device="cuda", itl_ms_p95=11.0)]
