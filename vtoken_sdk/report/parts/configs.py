@@ -49,5 +49,5 @@ def _jobs(view: View, keys: list[str]) -> Table:
     rows = []
     for row in view.rows:
         config = view.record.config(row["job"])
-        rows.append([Cell(row["job"]), *(Cell("-" if config.get(key) is None else str(config[key])[:12]) for key in keys)])
+        rows.append([Cell(row["job"]), *(Cell("-" if config.get(key) is None else str(config[key])[:24]) for key in keys)])
     return Table(_columns("job", *keys), [rows], "Job by job")
