@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from vtoken_sdk.tracking import Mirror, NoTracker, start_tracker
+from vtoken_sdk.tracking import Mirror, NoTracker, Trackers, start_trackers
 
 from .conftest import ROOT
 
@@ -34,7 +34,7 @@ def read_back(job: Path) -> list[dict[str, Any]]:
 
 
 def test_offline_is_the_default_and_holds_everything(job: Path) -> None:
-    tracker = start_tracker(job.parents[1], None, "vtoken-sdk", "a-sweep", PATIENT)
+    tracker = start_trackers(["wandb"], job.parents[1], None, "vtoken-sdk", "a-sweep", PATIENT)
     began = time.monotonic()
     tracker.add(job)
     assert time.monotonic() - began < 0.5
@@ -47,11 +47,11 @@ def test_offline_is_the_default_and_holds_everything(job: Path) -> None:
 
 
 def test_disabled_and_unknown_modes_start_nothing(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert start_tracker(job.parents[1], "disabled", "p", "g", 1).close() == "W&B: disabled"
+    assert start_trackers(["wandb"], job.parents[1], "disabled", "p", "g", 1).close() == "W&B: disabled"
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    assert start_tracker(job.parents[1], None, "p", "g", 1).close() == "W&B: disabled"
+    assert start_trackers(["wandb"], job.parents[1], None, "p", "g", 1).close() == "W&B: disabled"
     monkeypatch.setenv("WANDB_MODE", "sometimes")
-    assert "WANDB_MODE=sometimes" in start_tracker(job.parents[1], None, "p", "g", 1).close()
+    assert "WANDB_MODE=sometimes" in start_trackers(["wandb"], job.parents[1], None, "p", "g", 1).close()
     assert not (job / "wandb").exists()
 
 
@@ -62,8 +62,8 @@ def test_without_wandb_there_is_one_line_of_notice(tmp_path: Path) -> None:
 import sys
 sys.path[:] = [p for p in sys.path if "site-packages" not in p]
 from pathlib import Path
-from vtoken_sdk.tracking import start_tracker
-print(start_tracker(Path(), None, "p", "g", 1).close())
+from vtoken_sdk.tracking import start_trackers
+print(start_trackers(["wandb"], Path(), None, "p", "g", 1).close())
 """
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
@@ -77,22 +77,22 @@ def dead_server() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-def run_mirror(job: Path, mode: str, timeout: float, **env: str) -> tuple[str, float]:
-    """In an interpreter of its own, so that the helper sees `env`: the note, and how long `close` took."""
+def run_mirror(job: Path, mode: str, timeout: float, first: str = "", **env: str) -> tuple[str, float]:
+    """In an interpreter of its own, so that the helper sees `env`: the note, and how long `close` took. first: what it does first."""
     code = """
 import sys, time
 from pathlib import Path
-from vtoken_sdk.tracking import start_tracker
+from vtoken_sdk.tracking import start_trackers
 if __name__ == "__main__":
     job = Path(sys.argv[1])
-    tracker = start_tracker(job.parents[1], sys.argv[2], "p", "g", float(sys.argv[3]))
+    tracker = start_trackers(["wandb"], job.parents[1], sys.argv[2], "p", "g", float(sys.argv[3]))
     tracker.add(job)
     began = time.monotonic()
     note = tracker.close()
     print(time.monotonic() - began, note)
 """
     script = job.parents[1] / "script.py"
-    script.write_text(code)
+    script.write_text(f"{first}\n{code}")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
     command = [sys.executable, script, job, mode, str(timeout)]
     done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
@@ -125,7 +125,7 @@ def test_a_folder_that_cannot_be_written_is_one_warning(job: Path) -> None:
     second = job.with_name("second")
     shutil.copytree(job, second)
     (second / "wandb").unlink()
-    tracker = start_tracker(job.parents[1], "offline", "p", "g", PATIENT)
+    tracker = start_trackers(["wandb"], job.parents[1], "offline", "p", "g", PATIENT)
     tracker.add(job)
     tracker.add(second)
     note = tracker.close()
@@ -133,12 +133,16 @@ def test_a_folder_that_cannot_be_written_is_one_warning(job: Path) -> None:
 
 
 def test_a_killed_helper_is_one_warning(job: Path) -> None:
-    tracker = start_tracker(job.parents[1], "offline", "p", "g", PATIENT)
-    assert isinstance(tracker, Mirror)
-    os.kill(tracker.process.pid or 0, signal.SIGKILL)
-    tracker.process.join()
+    tracker = start_trackers(["wandb"], job.parents[1], "offline", "p", "g", PATIENT)
+    os.kill(mirror_of(tracker).process.pid or 0, signal.SIGKILL)
+    mirror_of(tracker).process.join()
     tracker.add(job)
     assert tracker.close() == "warning: the W&B helper process died; results are in the files, unaffected"
+
+
+def mirror_of(tracker: Trackers) -> Mirror:
+    (mirror,) = [part for part in tracker.parts if isinstance(part, Mirror)]
+    return mirror
 
 
 def children(pid: int) -> list[int]:
@@ -148,11 +152,10 @@ def children(pid: int) -> list[int]:
 def test_a_killed_service_of_wandb_is_one_warning(job: Path) -> None:
     second = job.with_name("second")
     shutil.copytree(job, second)
-    tracker = start_tracker(job.parents[1], "offline", "p", "g", 10)
-    assert isinstance(tracker, Mirror)
+    tracker = start_trackers(["wandb"], job.parents[1], "offline", "p", "g", 10)
     tracker.add(job)
     deadline = time.monotonic() + PATIENT
-    while not (service := children(tracker.process.pid or 0)):
+    while not (service := children(mirror_of(tracker).process.pid or 0)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     for pid in service:
@@ -164,16 +167,15 @@ def test_a_killed_service_of_wandb_is_one_warning(job: Path) -> None:
 
 
 def test_a_stuck_helper_delays_nothing_but_the_end(job: Path) -> None:
-    tracker = start_tracker(job.parents[1], "offline", "p", "g", 0.5)
-    assert isinstance(tracker, Mirror)
-    os.kill(tracker.process.pid or 0, signal.SIGSTOP)
+    tracker = start_trackers(["wandb"], job.parents[1], "offline", "p", "g", 0.5)
+    os.kill(mirror_of(tracker).process.pid or 0, signal.SIGSTOP)
     began = time.monotonic()
-    for _ in range(20_000):  # more than the pipe holds
+    for _ in range(3_000):  # more than the pipe holds
         tracker.add(job)
     note = tracker.close()
     assert time.monotonic() - began < 10
     assert note.startswith("warning: W&B was given up after 0.5 s")
-    tracker.process.join()
+    mirror_of(tracker).process.join()
 
 
 def test_no_tracker_says_its_note(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
-"""How rows of results are named, grouped and compared. Used on the terminal and on the page."""
+"""How rows of results are named, grouped and compared. Used on the terminal and in reports."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 Row = dict[str, Any]
@@ -12,16 +13,19 @@ RUNTIMES = ("native", "naive", "refill", "vtoken", "page1")
 LOAD_KEYS = (
     *("model", "weights", "dtype", "device", "workload", "requests", "ctx", "lengths", "max_tokens"),
     *("length_scale", "arrivals", "request_rate", "burstiness", "max_concurrency", "step_ms"),
-    *("chunk", "max_running", "pool_block_size", "pool_blocks", "prefix_cache", "seed"),
+    *("chunk", "max_running", "pool_block_size", "pool_blocks", "prefix_cache", "setup", "seed"),
 )
 VICTIM_KEYS = ("policy", "option", "budget", "evict_prefill", "evict_every")  # they decide who dies
 RECLAIM_KEYS = ("threshold", "margin", "reclaim")
 POLICY_KEYS = (*VICTIM_KEYS, *RECLAIM_KEYS)
+PAIRS = ("option", "reclaim", "setup")  # columns of several options as text: "recent=0.5 sinks=4"
+AS_IT_IS = ("policy", "model", "workload", "option", "reclaim", "setup")  # values that need no key in front
 
 
 def key_of(row: Row, key: str) -> Any:
     """A budget is text: 1.0 keeps all tokens, 1 keeps one."""
-    return str(row[key]) if key == "budget" and row[key] is not None else row[key]
+    value = row.get(key)
+    return str(value) if key == "budget" and value is not None else value
 
 
 def sort_key(row: Row) -> tuple[Any, ...]:
@@ -49,9 +53,27 @@ def fixed_label(rows: Sequence[Row], keys: Iterable[str] = (*POLICY_KEYS, *LOAD_
     return ", ".join(parts)
 
 
-def group_of(row: Row) -> tuple[Any, ...]:
-    """Rows with the same victims: one load, one policy, one budget, whatever the runtime."""
-    return tuple(key_of(row, key) for key in (*LOAD_KEYS, *VICTIM_KEYS))
+def trimmed(rows: Sequence[Row]) -> list[Row]:
+    """The rows with those options only, in the columns that hold several, whose values differ between rows: the rest names nothing."""
+    kept = {column: _differing([str(r[column]).split() for r in rows if r.get(column) is not None]) for column in PAIRS}
+
+    def cut(row: Row, column: str) -> str | None:
+        return " ".join(p for p in str(row[column]).split() if p.partition("=")[0] in kept[column]) or None
+
+    return [{**row, **{column: cut(row, column) for column in PAIRS if row.get(column) is not None}} for row in rows]
+
+
+def _differing(found: Sequence[Sequence[str]]) -> set[str]:
+    """Names that are not in all of them with one value. A single value is kept whole: a title names it."""
+    pairs = dict.fromkeys(pair for one in found for pair in one)
+    shared = {pair.partition("=")[0] for pair in pairs if all(pair in one for one in found)}
+    names = {pair.partition("=")[0] for pair in pairs}
+    return names if names == shared else names - shared
+
+
+def group_of(row: Row, *, seeds: bool = True) -> tuple[Any, ...]:
+    """Rows with the same victims: one load, one policy, one budget, whatever the runtime. seeds: False takes all seeds together."""
+    return tuple(key_of(row, key) for key in (*LOAD_KEYS, *VICTIM_KEYS) if seeds or key != "seed")
 
 
 def baseline(row: Row, rows: Iterable[Row]) -> Row | None:
@@ -66,7 +88,7 @@ def label(row: Row, keys: Iterable[str]) -> str:
     for key in keys:
         value = key_of(row, key)
         if value is not None:
-            parts.append(str(value) if key in ("policy", "model", "workload", "option", "reclaim") else f"{key}={show(key, value)}")
+            parts.append(str(value) if key in AS_IT_IS else f"{key}={show(key, value)}")
     return ", ".join(parts)
 
 
@@ -76,9 +98,76 @@ def show(key: str, value: Any) -> str:
     return f"{value:,}" if key in ("ctx", "pool_blocks", "requests") else str(value)
 
 
-def grouped(rows: Iterable[Row]) -> list[list[Row]]:
-    """Rows with the same victims together, in the order of `sort_key`."""
+def grouped(rows: Iterable[Row], *, seeds: bool = True) -> list[list[Row]]:
+    """Rows with the same victims together, in the order of `sort_key`. seeds: False takes all seeds together."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in sorted(rows, key=sort_key):
-        groups.setdefault(group_of(row), []).append(row)
+        groups.setdefault(group_of(row, seeds=seeds), []).append(row)
     return list(groups.values())
+
+
+class BaselineError(Exception):
+    """No row can be the baseline that was asked for. One line, with what there is."""
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """What each finished row is compared with: a runtime's row of the same load (and victims, if it evicts), or a policy's of the same
+    budget under the same runtime. of: job -> row.
+    """
+
+    name: str
+    of: Mapping[str, Row]
+
+    @classmethod
+    def among(cls, rows: Sequence[Row], name: str) -> Baselines:
+        """Raises BaselineError where no row has that runtime or policy."""
+        done = [row for row in rows if row["status"] == "done"]
+        keys: tuple[str, ...]
+        if name in RUNTIMES:
+            column, keys = "runtime", LOAD_KEYS if name == "native" else (*LOAD_KEYS, *VICTIM_KEYS)
+        else:
+            column, keys = "policy", (*(k for k in (*LOAD_KEYS, *VICTIM_KEYS) if k not in ("policy", "option")), "runtime")
+        known = {value: None for column in ("runtime", "policy") for row in rows if (value := row[column]) is not None}
+        if name not in known and name != "native":
+            raise BaselineError(f"--baseline {name}: no job has that runtime or policy; there are {', '.join(known)}")
+        bases: dict[tuple[Any, ...], Row] = {}
+        for row in sorted(done, key=sort_key):
+            if row[column] == name:
+                bases.setdefault(tuple(key_of(row, k) for k in keys), row)
+        found = {row["job"]: bases.get(tuple(key_of(row, k) for k in keys)) for row in done}
+        return cls(name, {job: base for job, base in found.items() if base is not None})
+
+    def __call__(self, row: Row) -> Row | None:
+        """None where there is none, or the row is the baseline itself."""
+        base = self.of.get(row["job"])
+        return None if base is None or base["job"] == row["job"] else base
+
+
+@dataclass(frozen=True)
+class Line:
+    """Finished rows that differ in the seed alone, as one line of a table."""
+
+    rows: Sequence[Row]
+
+    @property
+    def first(self) -> Row:
+        return self.rows[0]
+
+    @property
+    def runtime(self) -> str:
+        return str(self.first["runtime"])
+
+
+def lines(rows: Iterable[Row]) -> list[list[Line]]:
+    """Groups of lines with the same victims (but for the seed), in the order of `sort_key`."""
+    groups: dict[tuple[Any, ...], dict[tuple[Any, ...], list[Row]]] = {}
+    for row in sorted(rows, key=sort_key):
+        name = (RUNTIMES.index(row["runtime"]), *(str(key_of(row, k)) for k in RECLAIM_KEYS))
+        groups.setdefault(group_of(row, seeds=False), {}).setdefault(name, []).append(row)
+    return [[Line(same) for _, same in sorted(group.items(), key=lambda item: item[0][0])] for group in groups.values()]
+
+
+def names_of(rows: Sequence[Row]) -> list[str]:
+    """The keys besides runtime and seed that tell lines apart."""
+    return [key for key in varying(rows) if key != "seed"]

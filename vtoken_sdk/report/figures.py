@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
-from .compare import Row
+from vtoken_sdk.metrics import LATENCIES, PARTS, PERCENTILES
+
+from .compare import Baselines, Line, Row
+from .stats import Estimate
 
 Value = Callable[[Row], float | None]
 
@@ -17,7 +20,7 @@ Value = Callable[[Row], float | None]
 class Figure:
     """One figure: its heading, the part of the table it belongs to, its value and how that is written, a sentence on what it is.
 
-    better: "less" or "more" where the difference to native says something, or "".
+    better: "less" or "more" where the difference to native says something, or "". column: of the results, if it is one of them.
     """
 
     head: str
@@ -26,11 +29,34 @@ class Figure:
     form: str
     about: str
     better: str = ""
+    column: str = ""
+
+    @property
+    def title(self) -> str:
+        return self.head.replace("\n", " ")
 
     def cell(self, row: Row) -> str:
         """ "-" where it does not apply."""
-        number = self.value(row)
-        return "-" if number is None else format(number, self.form)
+        return self.write(self.value(row))
+
+    def write(self, number: float | None) -> str:
+        """A mean of whole numbers need not be one."""
+        if number is None:
+            return "-"
+        if not self.form.endswith("d"):
+            return format(number, self.form)
+        return format(int(number), self.form) if float(number).is_integer() else format(number, f"{self.form[:-1]}.1f")
+
+    def interval(self, estimate: Estimate) -> str:
+        """ "±" and half the interval; "" where there is none."""
+        return f"±{self.write(estimate.half).lstrip('+')}" if estimate.half else ""
+
+    def estimate(self, line: Line) -> Estimate | None:
+        return Estimate.of(self.value(row) for row in line.rows)
+
+    def change(self, line: Line, baselines: Baselines) -> Estimate | None:
+        """Relative to the baseline, each row to that of its own seed. None where there is nothing to say."""
+        return Estimate.of(self.difference(row, baselines(row)) for row in line.rows)
 
     def difference(self, row: Row, base: Row | None) -> float | None:
         """Relative to the native row: 0.1 is 10 % more. None where there is nothing to say."""
@@ -38,6 +64,16 @@ class Figure:
             return None
         ours, theirs = self.value(row), self.value(base)
         return None if ours is None or not theirs else ours / theirs - 1
+
+
+# Columns that figures here and in the parts show, that name rows, or that explain the others. What a suite adds is none of these.
+_SHOWN = """
+job status error seconds policy runtime budget ctx threshold margin block_size granularity model weights dtype device workload seed
+requests prompt_tokens output_tokens concurrency_peak preemptions evictions live_tokens blocks_held blocks_ideal utilization waste
+blocks_held_peak plans moves bytes_moved blocks_freed output_tok_s total_tok_s nll kl top1 nll_full judged max_tokens lengths chunk
+max_running prefix_cache kept budget_tokens option evict_prefill evict_every reclaim pool_blocks pool_block_size admits_5427
+admits_11519 steps cut_short setup tokens_sha256 victims_sha256"""
+SHOWN = {*_SHOWN.split(), *PARTS, *(f"{name}_p{p}" for name in LATENCIES for p in PERCENTILES)}
 
 
 def block_unit(rows: Iterable[Row]) -> int:
@@ -89,10 +125,18 @@ def figures(rows: Sequence[Row]) -> list[Figure]:
         Figure("TTFT\np50", "speed", itemgetter("ttft_ms_p50"), ",.0f", "ms from a request's arrival to its first token", "less"),
         Figure("ITL\np50", "speed", itemgetter("itl_ms_p50"), ",.1f", "ms between two tokens of a request, median", "less"),
         Figure("ITL\np95", "speed", itemgetter("itl_ms_p95"), ",.1f", "ms between two tokens of a request, 95th percentile", "less"),
-        Figure("NLL", "quality", itemgetter("nll"), ".3f", "negative log-likelihood of the text that follows, nats a token", "less"),
+        Figure(
+            "NLL",
+            "quality",
+            itemgetter("nll"),
+            ".3f",
+            "negative log-likelihood of the text that follows, nats a token",
+            "less",
+            column="nll",
+        ),
         Figure("full\nNLL", "quality", itemgetter("nll_full"), ".3f", "the same with the full cache"),
-        Figure("KL", "quality", itemgetter("kl"), ".4f", "divergence from the full cache, nats a token"),
-        Figure("top-1", "quality", itemgetter("top1"), ".1%", "tokens on which it agrees with the full cache"),
+        Figure("KL", "quality", itemgetter("kl"), ".4f", "divergence from the full cache, nats a token", column="kl"),
+        Figure("top-1", "quality", itemgetter("top1"), ".1%", "tokens on which it agrees with the full cache", column="top1"),
         Figure("judged", "quality", itemgetter("judged"), ",d", "tokens of text that these figures are means of"),
         Figure("MB\nmoved", "cost", megabytes_moved, ",.1f", "read plus written by the reclaimer"),
         Figure("model\nms", "cost", itemgetter("model_ms"), ",.2f", "ms a step: the model"),
@@ -102,4 +146,47 @@ def figures(rows: Sequence[Row]) -> list[Figure]:
         Figure("copy\nms", "cost", itemgetter("copy_ms"), ",.2f", "ms a step: the reclaimer's copies"),
     ]
     done = [row for row in rows if row["status"] == "done"]
-    return [figure for figure in known if any(figure.value(row) is not None for row in done)]
+    return [figure for figure in (*known, *further(done)) if any(figure.value(row) is not None for row in done)]
+
+
+def further(rows: Sequence[Row]) -> list[Figure]:
+    """Numbers that no figure above shows: those of quality suites, mainly, which name their columns themselves."""
+    names = dict.fromkeys(name for row in rows for name, value in row.items() if _is_number(value) and name not in SHOWN)
+    return [Figure(name.replace("_", "\n", 1), _part_of(name), _where_known(name), ",.4g", name, _better(name), name) for name in names]
+
+
+def _where_known(name: str) -> Value:
+    """Rows of sweeps without that suite lack the column."""
+    return lambda row: row.get(name)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _better(name: str) -> str:
+    """By the words that such columns are made of; "" where they say nothing."""
+    words = set(name.split("_"))
+    if words & {"nll", "kl", "loss", "ppl", "perplexity", "ms"}:
+        return "less"
+    return "more" if words & {"acc", "accuracy", "em", "f1", "rouge", "score", "top1", "goodput"} else ""
+
+
+def _part_of(name: str) -> str:
+    """Speed is in milliseconds or per second; what else a suite measures is taken for quality."""
+    return "speed" if name.endswith(("_ms", "_s", "_p50", "_p95", "_p99")) or "goodput" in name else "quality"
+
+
+def quality_figures(rows: Sequence[Row]) -> list[Figure]:
+    """What was judged and what was lost, without the counts and the full cache's own."""
+    judged = [f for f in figures(rows) if f.part == "quality" and f.title not in ("full NLL", "judged")]
+    lost = [LOST_NLL] if any(LOST_NLL.value(row) is not None for row in rows if row["status"] == "done") else []
+    return [*lost, *judged]
+
+
+def _lost_nll(row: Row) -> float | None:
+    return None if row["nll"] is None or row["nll_full"] is None else row["nll"] - row["nll_full"]
+
+
+# Texts differ in difficulty far more than policies do: the difference on the same text is what seeds can be averaged over.
+LOST_NLL = Figure("NLL\nlost", "quality", _lost_nll, "+.4f", "NLL less that of the full cache on the same text, nats a token")

@@ -1,29 +1,36 @@
-"""Plots as inline SVG whose colors and fonts are the page's: one drawing serves light and dark."""
+"""Plots as inline SVG whose colors and fonts are the page's: one drawing serves light and dark. So are legends: none covers a line."""
 
 from __future__ import annotations
 
 import io
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .compare import RUNTIMES, Row
-from .figures import Value
+from .compare import RUNTIMES
+from .document import Key, Plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
-Steps = Mapping[str, Mapping[str, Any]]  # job -> column -> values, one a step
 WIDTH, TOP = 4.2, 0.08  # of a plot and of its upper margin, inches
 POINTS = 240  # a line has at most so many: enough for the page's width
+SERIES = tuple(f"s{n}" for n in range(1, 9))  # colors of what has no color of its own, such as policies
+PARTS_OF_A_STEP = ("model", "policy", "table", "plan", "copy")
 # matplotlib writes these; `_svg` puts the page's variables in their place.
-COLORS = {name: f"#0000{number:02x}" for number, name in enumerate((*RUNTIMES, "ink", "soft", "grid"), start=1)}
-DASHES = {"native": (0, (1, 1)), "naive": (0, (5, 2)), "refill": (0, (3, 1, 1, 1)), "vtoken": "solid", "page1": (0, (7, 1))}
+COLORS = {name: f"#0000{number:02x}" for number, name in enumerate((*RUNTIMES, *SERIES, "ink", "soft", "grid"), start=1)}
+DASHES: dict[str, Any] = {
+    **{"native": (0, (1, 1)), "naive": (0, (5, 2)), "refill": (0, (3, 1, 1, 1)), "vtoken": "solid", "page1": (0, (7, 1))},
+    **{"solid": "solid", "dashed": (0, (5, 2)), "dotted": (0, (1, 1.5))},
+}
+MARKERS = {"native": "D", "naive": "v", "refill": "s", "vtoken": "o", "page1": "^"}
+SIGNS = {"D": "◆", "v": "▼", "s": "■", "o": "●", "^": "▲"}  # of these markers, in a legend
 STYLE: Any = {
     "svg.fonttype": "none",
     "path.simplify": True,
@@ -39,80 +46,153 @@ STYLE: Any = {
     "axes.axisbelow": True,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "legend.frameon": False,
 }
 
 
 @dataclass(frozen=True)
-class Plot:
-    title: str
-    about: str
-    svg: str
+class Curve:
+    """x, y: one point each; half: of its interval, 0 where there is none. marker: of its points; a line of one point needs it."""
+
+    name: str
+    color: str
+    x: Sequence[float]
+    y: Sequence[float]
+    half: Sequence[float] = ()
+    dash: str = "solid"
+    marker: str = ""
+    line: bool = True
 
 
-def bars(title: str, about: str, groups: Sequence[tuple[str, Sequence[Row]]], value: Value, digits: int = 0) -> Plot | None:
-    """A bar a row, with its number; groups under their names. None where no row has the value."""
-    if not any(value(row) for _, rows in groups for row in rows):
+@dataclass(frozen=True)
+class Bar:
+    """parts: (color, length), one after the other. half: of the interval of their sum."""
+
+    name: str
+    parts: Sequence[tuple[str, float]]
+    half: float = 0.0
+
+    @property
+    def length(self) -> float:
+        return sum(length for _, length in self.parts)
+
+
+def bars(title: str, about: str, groups: Sequence[tuple[str, Sequence[Bar]]], digits: int = 0, keys: Sequence[Key] = ()) -> Plot | None:
+    """A bar a line, with its number; groups under their names. None where there are no bars, or all are 0."""
+    groups = [(name, group) for name, group in groups if group]
+    if not any(bar.length for _, group in groups for bar in group):
         return None
+    most = max(bar.length + bar.half for _, group in groups for bar in group)
 
     def draw(axes: Axes) -> None:
-        y, bars_at, shown = 0.0, [], []
-        most = max(value(row) or 0.0 for _, rows in groups for row in rows)
-        for name, rows in groups:
+        y = 0.0
+        for name, group in groups:
             if name:
                 axes.text(0, y, name, va="center", fontsize=8, color=COLORS["soft"])
                 y += 1
-            for row in rows:
-                if (number := value(row)) is not None:
-                    axes.text(number + most * 0.015, y, f"{number:,.{digits}f}", va="center", fontsize=8)
-                    axes.text(-most * 0.02, y, row["runtime"], va="center", ha="right", fontsize=9, color=COLORS["soft"])
-                    bars_at.append(y)
-                    shown.append((number, COLORS[row["runtime"]]))
-                    y += 1
+            for bar in group:
+                axes.text(bar.length + bar.half + most * 0.015, y, f"{bar.length:,.{digits}f}", va="center", fontsize=8)
+                axes.text(-most * 0.02, y, bar.name, va="center", ha="right", fontsize=9, color=COLORS["soft"])
+                left = 0.0
+                for color, length in bar.parts:
+                    axes.barh(y, length, left=left, height=0.7, color=COLORS[color])
+                    left += length
+                if bar.half:
+                    axes.plot([bar.length - bar.half, bar.length + bar.half], [y, y], color=COLORS["ink"], linewidth=1)
+                y += 1
             y += 0.4
-        axes.barh(bars_at, [number for number, _ in shown], height=0.7, color=[color for _, color in shown])
         axes.set_yticks([])
         axes.set_xlim(0, most * 1.18)
         axes.set_ylim(y - 0.7, -0.7)
         axes.locator_params(axis="x", nbins=5)
 
-    lines = sum(len(rows) + bool(name) + 0.4 for name, rows in groups)
-    return Plot(title, about, _svg(draw, height=0.45 + 0.21 * lines, left=0.58, bottom=0.25))
+    rows = sum(len(group) + bool(name) + 0.4 for name, group in groups)
+    return Plot(title, about, partial(_svg, draw, height=0.45 + 0.21 * rows, left=0.58, bottom=0.25), keys)
 
 
-def over_steps(title: str, about: str, rows: Sequence[Row], steps: Steps, name: str, *, scale: float = 1.0, ideal: bool = False) -> Plot:
-    """A line a row: column `name` of its steps, times `scale` and, for blocks, in blocks of one size. ideal: the fewest possible, too."""
-
-    from matplotlib.ticker import MaxNLocator
+def curves(
+    title: str,
+    about: str,
+    shown: Sequence[Curve],
+    x_label: str,
+    y_label: str,
+    *,
+    zero: tuple[bool, bool] = (False, True),
+    whole: tuple[bool, bool] = (False, False),
+    limits: Sequence[tuple[float, str]] = (),
+    bins: bool = False,
+) -> Plot | None:
+    """Lines and points. zero, whole: of x and y, whether the axis begins at 0, and has whole numbers only. limits: (x, name) of vertical
+    lines. bins: y are counts between x - 0.5 and x + 0.5. None where no curve has a point.
+    """
+    shown = [curve for curve in shown if len(curve.x)]
+    if not shown:
+        return None
 
     def draw(axes: Axes) -> None:
-        for row in rows:
-            columns = steps[row["job"]]
-            factor = scale * (row["block_size"] if ideal else 1)
-            x, y = thin(np.asarray(columns["step"], float), np.asarray([np.nan if v is None else v for v in columns[name]], float) * factor)
-            width = 2.2 if row["runtime"] == "vtoken" else 1.4
-            axes.plot(x, y, color=COLORS[row["runtime"]], linestyle=DASHES[row["runtime"]], linewidth=width)
-        evicting = [r for r in rows if r["runtime"] not in ("native", "page1")]
-        if ideal and evicting:
-            columns = steps[evicting[-1]["job"]]
-            x, y = thin(np.asarray(columns["step"], float), np.asarray(columns["blocks_ideal"], float) * scale * evicting[-1]["block_size"])
-            axes.plot(x, y, color=COLORS["ink"], linewidth=0.8)
-            at = x[len(x) // 2], y[len(x) // 2]
-            axes.annotate("fewest possible", at, ha="center", va="top", xytext=(0, -4), textcoords="offset points", fontsize=8)
-        axes.set_xlabel("step")
-        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-        axes.set_ylim(bottom=0)
-        axes.margins(x=0.01)
-        if name == "running":
-            axes.yaxis.set_major_locator(MaxNLocator("auto", integer=True))
-        if name == "utilization":
-            axes.set_ylim(0, 103)
-            axes.set_ylabel("utilization, %")
-            right = axes.secondary_yaxis("right", functions=(_rest, _rest))
-            right.set_ylabel("waste, %")
-            right.spines["right"].set_visible(False)
+        from matplotlib.ticker import MaxNLocator
 
-    return Plot(title, about, _svg(draw, height=2.3, left=0.58, right=0.55 if name == "utilization" else 0.1, bottom=0.45))
+        for curve in shown:
+            x, y = np.asarray(curve.x, float), np.asarray(curve.y, float)
+            width = 2.2 if curve.color == "vtoken" else 1.4
+            style: Any = {"color": COLORS[curve.color], "linestyle": DASHES[curve.dash] if curve.line else "none", "linewidth": width}
+            axes.plot(x, y, marker=curve.marker or None, markersize=5, drawstyle="steps-mid" if bins else "default", **style)
+            if any(curve.half):
+                axes.errorbar(x, y, yerr=np.asarray(curve.half, float), fmt="none", ecolor=COLORS[curve.color], elinewidth=1, capsize=2)
+        for at, _ in limits:
+            axes.axvline(at, color=COLORS["ink"], linewidth=1, linestyle=DASHES["dashed"])
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(y_label)
+        axes.margins(x=0.01 if max(len(curve.x) for curve in shown) > 20 else 0.06)
+        if any(half for curve in shown for half in curve.half):
+            axes.set_ylim(_room(shown))
+        if zero[0]:
+            axes.set_xlim(left=0)
+        if zero[1]:
+            axes.set_ylim(0, axes.get_ylim()[1] * (1.04 if any(curve.marker for curve in shown) else 1))
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=whole[0]))
+        axes.yaxis.set_major_locator(MaxNLocator(6, integer=whole[1]))
+
+    keys = [_key(curve) for curve in shown if curve.name] + [Key(name, "ink", "dashed") for _, name in limits]
+    return Plot(title, about, partial(_svg, draw, height=2.4, left=0.62, bottom=0.45), tuple(dict.fromkeys(keys)))
+
+
+def _room(shown: Sequence[Curve]) -> tuple[float, float]:
+    """Limits of y by the means: a wide interval is cut rather than flattening what is measured."""
+    means = [y for curve in shown for y in curve.y]
+    low, high = min(means), max(means)
+    span = (high - low) or abs(high) or 1.0
+    widest = max(half for curve in shown for half in curve.half)
+    return low - min(0.5 * span, widest) - 0.05 * span, high + min(0.5 * span, widest) + 0.05 * span
+
+
+def _key(curve: Curve) -> Key:
+    dash = {"vtoken": "solid", "solid": "solid", "native": "dotted", "dotted": "dotted"}.get(curve.dash, "dashed")
+    return Key(curve.name, curve.color, dash if curve.line else "", SIGNS.get(curve.marker, ""))
+
+
+def shares(title: str, about: str, shown: Sequence[Curve], x_label: str) -> Plot | None:
+    """Utilization in percent, and on the right what it leaves: waste."""
+    shown = [curve for curve in shown if len(curve.x)]
+    if not shown:
+        return None
+
+    def draw(axes: Axes) -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        for curve in shown:
+            axes.plot(
+                curve.x, curve.y, color=COLORS[curve.color], linestyle=DASHES[curve.dash], linewidth=2.2 if curve.color == "vtoken" else 1.4
+            )
+        axes.set_xlabel(x_label)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.margins(x=0.01)
+        axes.set_ylim(0, 103)
+        axes.set_ylabel("utilization, %")
+        right = axes.secondary_yaxis("right", functions=(_rest, _rest))
+        right.set_ylabel("waste F, %")
+        right.spines["right"].set_visible(False)
+
+    return Plot(title, about, partial(_svg, draw, height=2.4, left=0.62, right=0.55, bottom=0.45), [_key(curve) for curve in shown])
 
 
 def _rest(percent: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .compare import Row, fixed_label, grouped, key_of, label, show, varying
+from .compare import Row, fixed_label, grouped, key_of, label, show, trimmed, varying
 from .figures import Figure, block_unit, figures
 from .verdict import caveats, verdict
 
@@ -51,10 +52,25 @@ def print_comparison(console: Console, rows: Sequence[Row]) -> None:
 
 
 def tables(rows: Sequence[Row], width: int, shown: Sequence[Figure]) -> list[Table]:
-    """The figures to be shown in as few tables as fit in `width` characters; those of one part stay together where they can."""
-    groups = grouped(r for r in rows if r["status"] == "done")
-    names = [_Names(key, groups) for key in varying(rows)]
-    room = width - sum(n.width + PADDING for n in names) - len("runtime")
+    """The figures to be shown in as few tables as fit in `width` characters; those of one part stay together where they can.
+
+    Where the names of the rows leave no room for figures, rows have numbers, and a first table says their names.
+    """
+    groups = grouped(r for r in trimmed(rows) if r["status"] == "done")
+    named = [_Names(key, [[show(key, key_of(r, key)) for r in g] for g in groups]) for key in varying(trimmed(rows))]
+    runtimes = _Names("runtime", [[r["runtime"] for r in g] for g in groups])
+    room = width - sum(n.width for n in named) - runtimes.width
+    if room >= min(width // 3, max((_width([column], groups) for column in shown), default=0) * 2):
+        return [_table(part, [*named, runtimes], groups) for part in _packed(shown, groups, room)]
+    counted = itertools.count(1)
+    numbers = _Names("#", [[str(next(counted)) for _ in g] for g in groups])
+    room = width - numbers.width - runtimes.width
+    parts = [_table(part, [numbers, runtimes], groups) for part in _packed(shown, groups, room)]
+    return [_table([], [numbers, runtimes, *named], groups), *parts]
+
+
+def _packed(shown: Sequence[Figure], groups: Sequence[Sequence[Row]], room: int) -> list[list[Figure]]:
+    """room: characters for figures in a table."""
     parts: dict[str, list[Figure]] = {}
     for column in shown:
         parts.setdefault(column.part, []).append(column)
@@ -70,19 +86,15 @@ def tables(rows: Sequence[Row], width: int, shown: Sequence[Figure]) -> list[Tab
                 left = room
             packed[-1].append(column)
             left -= _width([column], groups)
-    return [_table(part, names, groups) for part in packed]
+    return packed
 
 
 class _Names:
-    """A leading column: one key of the rows."""
+    """A leading column: its head and its cells, by groups. width: characters, with the space to the next column."""
 
-    def __init__(self, key: str, groups: Sequence[Sequence[Row]]) -> None:
-        self.key = key
-        self.width = max((len(self.cell(r)) for g in groups for r in g), default=0)
-        self.width = max(self.width, len(key))
-
-    def cell(self, row: Row) -> str:
-        return show(self.key, key_of(row, self.key))
+    def __init__(self, head: str, cells: Sequence[Sequence[str]]) -> None:
+        self.head, self.cells = head, cells
+        self.width = max([len(head), *(len(cell) for group in cells for cell in group)]) + PADDING
 
 
 def _width(part: Sequence[Figure], groups: Sequence[Sequence[Row]]) -> int:
@@ -94,13 +106,12 @@ def _width(part: Sequence[Figure], groups: Sequence[Sequence[Row]]) -> int:
 def _table(part: Sequence[Figure], names: Sequence[_Names], groups: Sequence[Sequence[Row]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     for name in names:
-        table.add_column(name.key, no_wrap=True)
-    table.add_column("runtime", no_wrap=True)
+        table.add_column(name.head if part else name.head.replace("_", " "), no_wrap=bool(part), overflow="fold")
     for column in part:
         table.add_column(column.head, justify="right", no_wrap=True)
-    for group in groups:
-        for row in group:
-            table.add_row(*(n.cell(row) for n in names), row["runtime"], *(c.cell(row) for c in part))
+    for i, group in enumerate(groups):
+        for j, row in enumerate(group):
+            table.add_row(*(name.cells[i][j] for name in names), *(column.cell(row) for column in part))
         if len(groups) > 2:
             table.add_section()
     return table

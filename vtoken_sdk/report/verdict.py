@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
-from .compare import LOAD_KEYS, Row, baseline, grouped, label, varying
+from .compare import LOAD_KEYS, Row, baseline, grouped, label, names_of
 from .figures import held_ratio
 
 SPELLED_OUT = 8  # groups that get a sentence each
@@ -13,8 +14,8 @@ SPELLED_OUT = 8  # groups that get a sentence each
 def verdict(rows: Sequence[Row]) -> list[str]:
     """What the run says, in sentences: one for each load, policy and budget if they are few, then whether the runtimes agreed."""
     done = [r for r in rows if r["status"] == "done"]
-    keys = [k for k in varying(rows) if k in (*LOAD_KEYS, "policy", "option", "budget")] or ["policy", "budget"]
-    groups = grouped(r for r in done if r["runtime"] != "native" and held_ratio(r) is not None)
+    keys = [k for k in names_of(rows) if k in (*LOAD_KEYS, "policy", "option", "budget")] or ["policy", "budget"]
+    groups = grouped((r for r in done if r["runtime"] != "native" and held_ratio(r) is not None), seeds=False)
     if len(groups) <= SPELLED_OUT:
         each = [f"{label(g[0], keys)}: {holds(g)} times the blocks that the live tokens need{fit(g, done)}." for g in groups]
         return [*each, *budgets(done), *agreement(done)]
@@ -32,10 +33,11 @@ def _ratio(row: Row) -> float:
 
 
 def holds(group: Sequence[Row]) -> str:
-    """ "naive holds 1.98 and vtoken 1.02", or other runtimes where these two did not run."""
-    by_name = {r["runtime"]: r for r in group}
-    shown = [name for name in ("naive", "vtoken") if name in by_name] or list(by_name)[:2]
-    return " and ".join(f"{name} {'holds ' * (i == 0)}{_ratio(by_name[name]):.2f}" for i, name in enumerate(shown))
+    """ "naive holds 1.98 and vtoken 1.02", means over seeds, or other runtimes where these two did not run."""
+    names = dict.fromkeys(r["runtime"] for r in group)
+    shown = [name for name in ("naive", "vtoken") if name in names] or list(names)[:2]
+    ratios = [fmean(_ratio(r) for r in group if r["runtime"] == name) for name in shown]
+    return " and ".join(f"{name} {'holds ' * (i == 0)}{ratio:.2f}" for i, (name, ratio) in enumerate(zip(shown, ratios, strict=True)))
 
 
 def fit(group: Sequence[Row], done: Sequence[Row]) -> str:
@@ -50,7 +52,7 @@ def fit(group: Sequence[Row], done: Sequence[Row]) -> str:
 def budgets(done: Sequence[Row]) -> list[str]:
     """Policies that did not do what was asked of them."""
     said = []
-    for group in grouped(r for r in done if r["kept"] is not None):
+    for group in grouped((r for r in done if r["kept"] is not None), seeds=False):
         row = group[0]
         name = label(row, ["policy", "option", "budget"])
         if not row["evictions"]:

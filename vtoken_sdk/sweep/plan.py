@@ -31,6 +31,7 @@ class Plan:
     axes: Mapping[str, list[Value]]
     notes: tuple[str, ...]
     name: str
+    tracker: str | None
     wandb_mode: str | None
     wandb_project: str
     wandb_timeout: float

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vtoken_sdk.metrics import COLUMNS, Row
-from vtoken_sdk.report import render
+from vtoken_sdk.report import write_page
 from vtoken_sdk.report.compare import label, varying
-from vtoken_sdk.tracking.files import JobFolder, read_json, write_parquet, write_whole
+from vtoken_sdk.report.record import planned_row
+from vtoken_sdk.tracking.files import JobFolder, write_parquet, write_whole
 
 from .job import Job
 
@@ -20,22 +21,7 @@ if TYPE_CHECKING:
 
 def job_row(job: Job) -> Row:
     """The columns that are known before a job runs; the loaded model and the engine replace some."""
-    known: Row = {name: getattr(job, name, None) for name in COLUMNS}
-    reclaim = {key.removeprefix("reclaim."): value for key, value in job.flat().items() if key.startswith("reclaim.") and value is not None}
-    return known | {
-        "job": job.id,
-        "status": "missing",
-        "option": _pairs(job.option),
-        "reclaim": _pairs(reclaim),
-        "max_tokens": job.output_tokens,
-        "pool_block_size": job.block_size,
-        "prompt_tokens": None,
-        "output_tokens": None,
-    }
-
-
-def _pairs(options: Mapping[str, object]) -> str | None:
-    return " ".join(f"{key}={value}" for key, value in options.items()) or None
+    return planned_row(job.id, job.flat())
 
 
 def rows_of(sweep: Path, jobs: Sequence[Job], failures: Mapping[str, str]) -> list[Row]:
@@ -74,15 +60,7 @@ def write_results(sweep: Path, rows: Sequence[Row]) -> None:
 
 def write_report(sweep: Path, rows: Sequence[Row]) -> None:
     """report.html. Raises OSError."""
-    import pyarrow.parquet as pq
-
-    folders = {str(row["job"]): JobFolder(sweep / "jobs" / str(row["job"])) for row in rows if row["status"] == "done"}
-    steps = {job: pq.read_table(folder.path / "steps.parquet").to_pydict() for job, folder in folders.items()}
-    plan = read_json(sweep / "plan.json")
-    facts = plan["provenance"]
-    for folder in folders.values():
-        facts = {k: v for k, v in folder.result["provenance"].items() if not k.startswith("policy_")} | facts
-    write_whole(sweep / "report.html", render(plan["name"], rows, steps, facts["command"], facts))
+    write_page(sweep, rows)
 
 
 def job_names(jobs: Sequence[Job]) -> list[str]:

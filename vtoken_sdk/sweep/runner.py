@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from vtoken_sdk.tracking import NoTracker, Tracker
+from vtoken_sdk.tracking import NoTracker, Trackers
 
 from .folder import forget, state_of, stop, stopped
 from .job import Job
@@ -27,7 +27,7 @@ class Runner:
 
     def __init__(self, console: Console, folder: Path, how: Steering, launch: Launch) -> None:
         self.console, self.folder, self.how, self.launch = console, folder, how, launch
-        self.tracker: Tracker = NoTracker("")
+        self.tracker = Trackers([NoTracker("")], 0)
         self.failures: dict[str, str] = {}
         self.interrupted = False
 

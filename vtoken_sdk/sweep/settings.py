@@ -12,6 +12,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from vtoken_sdk.tracking import KINDS
+
 from .interval import Interval
 
 Value = str | int | float | bool | None
@@ -129,6 +131,22 @@ def choice(*names: str) -> Parser:
     return parse
 
 
+def tracker_names(value: str | None) -> list[str]:
+    """Of trackers besides the files, from their comma list."""
+    return [word.strip() for word in (value or "").split(",") if word.strip() not in ("", "jsonl")]
+
+
+def trackers(key: str, value: Any) -> str | None:
+    """What was asked for and is not installed is told before anything runs; W&B is the default, and then a notice at the end."""
+    for name in tracker_names(None if value is None else str(value)):
+        if name not in KINDS:
+            near = nearest(name, KINDS)
+            raise UsageError(f"{key}={value}: {name} is none of jsonl, {', '.join(KINDS)}" + (f"; did you mean {near}?" if near else ""))
+        if name != "wandb" and not KINDS[name].installed:
+            raise UsageError(f"{key}={value}: {name} is not installed; pip install 'vtoken-sdk[{KINDS[name].extra}]'")
+    return None if value is None else str(value)
+
+
 def wandb_mode(key: str, value: Any) -> str | None:
     return None if value is None else str(choice("offline", "online", "disabled")(key, value))
 
@@ -198,6 +216,7 @@ SWEEP_KEYS: dict[str, Parser] = {
     "name": optional_text,
     "experiment": optional_text,
     "dir": optional_text,
+    "tracker": trackers,
     "wandb.mode": wandb_mode,
     "wandb.project": text,
     "wandb.timeout": number,
@@ -289,6 +308,8 @@ def axes_of(flat: Mapping[str, Any]) -> dict[str, list[Value]]:
             continue
         if isinstance(raw, str) and "," in raw and key not in SWEEP_KEYS:
             raw = [{"true": True, "false": False}.get(v.strip().lower(), _number(v.strip())) for v in raw.split(",")]
+        if key == "tracker" and isinstance(raw, list):
+            raw = ",".join(map(str, raw))  # the one key of the whole sweep whose value is a list
         values = raw if isinstance(raw, list) else [raw]
         parse = KEYS.get(key)
         parsed = [parse(key, v) if parse else v for v in values]

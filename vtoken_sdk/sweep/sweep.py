@@ -18,7 +18,7 @@ from rich.console import Console
 
 from vtoken_sdk.metrics import Row
 from vtoken_sdk.report import print_comparison, width_of_output
-from vtoken_sdk.tracking import NoTracker, start_tracker
+from vtoken_sdk.tracking import NoTracker, Trackers, start_trackers
 
 from . import cluster, isolate
 from .answer import answer
@@ -32,7 +32,7 @@ from .record import Record, compare
 from .results import rows_of, write_report, write_results
 from .runner import Runner, print_plan, short
 from .search import Search
-from .settings import UsageError, axes_of, intervals_of
+from .settings import UsageError, axes_of, intervals_of, tracker_names
 from .steering import Steering
 
 FAILED, DIFFERS, INTERRUPTED = 3, 4, 130
@@ -93,7 +93,9 @@ def _run(runner: Runner, plan: Plan, search: Search | None, records: Sequence[Re
     todo = runner.prepare(plan)
     idle = not todo and search is None
     tracker = (
-        NoTracker("W&B: nothing new") if idle else start_tracker(folder, plan.wandb_mode, plan.wandb_project, plan.name, plan.wandb_timeout)
+        Trackers([NoTracker("W&B: nothing new")], 0)
+        if idle
+        else start_trackers(tracker_names(plan.tracker), folder, plan.wandb_mode, plan.wandb_project, plan.name, plan.wandb_timeout)
     )
     runner.tracker = tracker
     runner.run(plan.jobs, todo)
@@ -126,8 +128,9 @@ def _written(what: str, path: Path, write: Callable[[Path, Sequence[Row]], None]
     """A line for the user, and whether it worked."""
     try:
         write(path.parent, rows)
-    except OSError as error:
-        return f"{path.name} could not be written: {error}", False
+    except Exception as error:  # the jobs' files are whole, and vtoken-report makes the rest of them
+        said = error if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        return f"{path.name} could not be written: {said}", False
     return f"{what}: {short(path)}", True
 
 

@@ -1,28 +1,58 @@
-"""W&B as a mirror of finished jobs. The files are the truth; a run neither waits for the mirror nor fails with it.
+"""Trackers: what else hears of finished jobs. The files are the truth; a run neither waits for a tracker nor fails with it.
 
-`Mirror` is the sweep's end: it hands job folders to one helper process (`wandb_mirror`), which reads the jobs' files and writes
-them to W&B at the lowest priority. Only `close` waits, for at most `timeout` seconds; then the helper is killed.
+`jsonl` always runs, in the sweep's own process: a line a job. The others (`wandb`, `trackio`, `tensorboard`) each have a helper process
+(`mirror`), which reads the jobs' files and writes them on at the lowest priority. Only `close` waits, for a bounded time for all of them
+together; then the helpers are killed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import multiprocessing
 import os
-import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from .jsonl import Jsonl
+from .mirror import Mirror, Options
 
 MODES = ("offline", "online", "disabled")
 
 
+@dataclass(frozen=True)
+class Kind:
+    """A tracker with a helper process. name: for people; package: what it needs; extra: of ours, that installs it; backend: what writes."""
+
+    name: str
+    package: str
+    extra: str
+    backend: str
+
+    @property
+    def installed(self) -> bool:
+        found = importlib.util.find_spec(self.package)
+        return found is not None and found.origin is not None  # a folder of that name is none
+
+
+KINDS = {
+    "wandb": Kind("W&B", "wandb", "", "vtoken_sdk.tracking.wandb_backend:Wandb"),
+    "trackio": Kind("Trackio", "trackio", "trackio", "vtoken_sdk.tracking.trackio_backend:Trackio"),
+    "tensorboard": Kind("TensorBoard", "tensorboard", "tensorboard", "vtoken_sdk.tracking.tensorboard_backend:Tensorboard"),
+}
+
+
 class Tracker(Protocol):
-    """Takes finished jobs. No method raises or waits, but `close`, which waits for a bounded time and says how it went."""
+    """Takes folders of finished jobs. No method raises or waits, but `close`, which waits for a bounded time and says how it went."""
 
     def add(self, folder: Path) -> None: ...
 
-    def close(self) -> str: ...
+    def finish(self) -> None:
+        """No job comes any more."""
+
+    def close(self, patience: float) -> str:
+        """One line, or "" if there is nothing to say. patience: seconds."""
 
 
 class NoTracker:
@@ -34,71 +64,54 @@ class NoTracker:
     def add(self, folder: Path) -> None:
         pass
 
-    def close(self) -> str:
+    def finish(self) -> None:
+        pass
+
+    def close(self, patience: float = 0.0) -> str:
         return self.note
 
 
-class Mirror:
-    """Jobs to W&B by a helper process. timeout: seconds that `close` waits."""
+@dataclass(frozen=True)
+class Trackers:
+    """Several as one. timeout: seconds that `close` waits for all of them."""
 
-    def __init__(self, sweep: Path, mode: str, project: str, group: str, timeout: float) -> None:
-        from .wandb_mirror import mirror
-
-        self.sweep, self.mode, self.timeout = sweep, mode, timeout
-        context = multiprocessing.get_context("forkserver")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=mirror, args=(theirs, mode, project, group, timeout), daemon=True)
-        self.process.start()
-        theirs.close()
-        os.set_blocking(self.pipe.fileno(), False)
-        self.sent = 0
+    parts: Sequence[Tracker]
+    timeout: float
 
     def add(self, folder: Path) -> None:
-        with contextlib.suppress(OSError):  # a dead or stuck helper is told of by close
-            self.pipe.send(str(folder))
-            self.sent += 1
+        for part in self.parts:
+            part.add(folder)
 
-    def close(self) -> str:
-        """One line on how it went."""
-        try:
-            return self._close()
-        finally:
-            self._kill()
+    def finish(self) -> None:
+        for part in self.parts:
+            part.finish()
 
-    def _close(self) -> str:
-        with contextlib.suppress(OSError):
-            self.pipe.send(None)
-        os.set_blocking(self.pipe.fileno(), True)
-        try:
-            if not self.pipe.poll(self.timeout):
-                return f"warning: W&B was given up after {self.timeout:g} s (wandb.timeout); results are in the files, unaffected"
-            mirrored, problem = self.pipe.recv()
-        except (EOFError, OSError):
-            return "warning: the W&B helper process died; results are in the files, unaffected"
-        if problem is not None:
-            return f"warning: W&B has {mirrored} of {self.sent} jobs ({problem}); results are in the files, unaffected"
-        runs = "run" if mirrored == 1 else "runs"
-        if self.mode == "offline":
-            where = f"{os.path.relpath(self.sweep)}/jobs/*/wandb/offline-run-*"
-            return f"W&B: {mirrored} offline {runs}; to upload: wandb sync {where}"
-        return f"W&B: {mirrored} {runs} uploaded"
-
-    def _kill(self) -> None:
-        """The helper leads its own process group, which W&B's service may have left; that one ends with its parent."""
-        with contextlib.suppress(OSError):
-            os.killpg(self.process.pid or 0, signal.SIGKILL)
-        self.process.kill()
+    def close(self, patience: float | None = None) -> str:
+        """A line each. All hear first that the sweep is over, so that they end side by side."""
+        end = time.monotonic() + (self.timeout if patience is None else patience)
+        self.finish()
+        return "\n".join(filter(None, [part.close(max(0.0, end - time.monotonic())) for part in self.parts]))
 
 
-def start_tracker(sweep: Path, mode: str | None, project: str, group: str, timeout: float) -> Tracker:
-    """mode: of the options; None takes $WANDB_MODE, or offline."""
-    mode = mode or os.environ.get("WANDB_MODE") or "offline"
-    mode = {"dryrun": "offline", "run": "online", "shared": "online"}.get(mode, mode)
+def start_trackers(names: Sequence[str], sweep: Path, mode: str | None, project: str, group: str, timeout: float) -> Trackers:
+    """names: of KINDS. mode: W&B's, of the options; None takes $WANDB_MODE, or offline."""
+    parts: list[Tracker] = [Jsonl(sweep)]
+    for name in names:
+        kind = KINDS[name]
+        if not kind.installed:
+            mend = f"'vtoken-sdk[{kind.extra}]'" if kind.extra else kind.package
+            parts.append(NoTracker(f"{kind.name} is not installed (pip install {mend}): results are in the files only"))
+        elif name == "wandb":
+            parts.append(_start_wandb(kind, Options(sweep, mode or os.environ.get("WANDB_MODE") or "offline", project, group, timeout)))
+        else:
+            parts.append(Mirror(kind.name, kind.backend, Options(sweep, "offline", project, group, timeout)))
+    return Trackers(parts, timeout)
+
+
+def _start_wandb(kind: Kind, options: Options) -> Tracker:
+    mode = {"dryrun": "offline", "run": "online", "shared": "online"}.get(options.mode, options.mode)
     if mode == "disabled":
         return NoTracker("W&B: disabled")
     if mode not in MODES:
         return NoTracker(f"warning: W&B is off: $WANDB_MODE={mode} is none of {', '.join(MODES)}")
-    found = importlib.util.find_spec("wandb")
-    if found is None or found.origin is None:  # a folder called wandb is none
-        return NoTracker("W&B is not installed (pip install wandb): results are in the files only")
-    return Mirror(sweep, mode, project, group, timeout)
+    return Mirror(kind.name, kind.backend, options.of_mode(mode))
