@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from .quality import idle_quality
 from .settings import JOB_KEYS, POLICY_OPTION, Value, field_name, flatten, nest
 
 if TYPE_CHECKING:
@@ -51,6 +52,14 @@ class Job:
     quality_mode: str
     quality_texts: int | None = None
     quality_tokens: int | None = None
+    quality_needles: int | None = None
+    quality_needles4: int | None = None
+    quality_query: str | None = None
+    quality_text: str | None = None
+    quality_data: str | None = None
+    quality_items: int | None = None
+    quality_prompts: str | None = None
+    quality_sha256: str | None = None
     policy: str | None = None
     option: Mapping[str, Value] = field(default_factory=dict)
     budget: float | int | None = None
@@ -79,8 +88,7 @@ class Job:
             idle.update(dict.fromkeys(_RECLAIM_FIELDS))
         elif job.reclaim_packing != "fresh":
             idle["margin"] = None
-        if job.quality_mode == "off":
-            idle.update(quality_texts=None, quality_tokens=None)
+        idle.update(dict.fromkeys(idle_quality(job)))
         return replace(job, **idle)
 
     @classmethod

@@ -7,6 +7,7 @@ import fcntl
 import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ from .job import Job
 from .plan import Plan, make_folder
 from .progress import Follower
 from .provenance import COMMAND, of_sweep
+from .quality import FULL_CACHE
 from .results import job_names, rows_of, write_report, write_results
 from .settings import KEYS, UsageError, axes_of, check_keys, flatten, shipped_text
 
@@ -64,7 +66,10 @@ def sweep(config: DictConfig, overrides: Sequence[str], launcher: Launcher) -> i
     config.hydra.sweep.dir = str(folder)  # launchers make this folder
     with _alone(folder):
         _write_plan(folder, plan)
-        return _run(console, folder, plan, launcher)
+        code = _run(console, folder, plan, launcher)
+        if code == 0:
+            shutil.rmtree(folder / FULL_CACHE, ignore_errors=True)
+        return code
 
 
 def run_here(config: DictConfig) -> str | None:
