@@ -11,7 +11,7 @@ RUNTIMES = ("native", "naive", "refill", "vtoken", "page1")
 # What names a row, in the order of sorting; the runtime comes last. The first ones hold for native too.
 LOAD_KEYS = (
     *("model", "weights", "dtype", "device", "workload", "requests", "ctx", "lengths", "max_tokens"),
-    *("chunk", "max_running", "pool_block_size", "pool_blocks", "prefix_cache", "seed"),
+    *("chunk", "max_running", "pool_block_size", "pool_blocks", "prefix_cache", "quality_query", "seed"),
 )
 VICTIM_KEYS = ("policy", "option", "budget", "evict_prefill", "evict_every")  # they decide who dies
 RECLAIM_KEYS = ("threshold", "margin", "reclaim")
