@@ -70,7 +70,7 @@ def read_cases(sweep: Path) -> list[Case]:
 def table(cases: Sequence[Case], against: str | None = None) -> list[Line]:
     """Every figure of every case. against: the policy whose cases the others are paired with; None: the full cache."""
     varying = [k for k in _keys(cases) if len({str(c.config.get(k)) for c in cases if c.config.get(k) is not None}) > 1]
-    lines = []
+    lines, cases = [], sorted(cases, key=lambda case: _label(case, varying))
     for suite, figures in FIGURES.items():
         for figure, full in figures.items():
             for case in cases:

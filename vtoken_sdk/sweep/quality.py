@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,11 +46,12 @@ def files_sha256(flat: Mapping[str, Any]) -> str | None:
     given = {key: str(flat[key]) for key in FILES if flat.get(key)} if flat["quality.mode"] != "off" else {}
     digest = hashlib.sha256()
     for key, name in given.items():
+        path = Path(name).expanduser()
         try:
-            content = Path(name).expanduser().read_bytes()
+            stat = path.stat()
+            digest.update(f"{key} {_sha256(path, stat.st_mtime_ns, stat.st_size)}\n".encode())
         except OSError as error:
             raise UsageError(f"{key}={name}: cannot be read ({error.strerror}); name a file") from error
-        digest.update(f"{key} {len(content)}\n".encode() + content)
     found = digest.hexdigest() if given else None
     wanted: Value = flat.get("quality.sha256")
     if wanted not in (None, found):
@@ -58,13 +60,22 @@ def files_sha256(flat: Mapping[str, Any]) -> str | None:
     return found
 
 
+@functools.lru_cache
+def _sha256(path: Path, mtime_ns: int, size: int) -> str:
+    """Of a file's content, read once for all jobs of a plan."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def quality_items(model: LoadedModel, job: Job) -> tuple[list[Item], list[str]]:
     """What the job judges, nothing where it does not; and what a user should hear of. Raises ConfigError."""
     from vtoken_sdk.quality import Suites, build_items
     from vtoken_sdk.runtime import ConfigError
 
-    if job.quality_mode == "off" or (job.quality_mode == "auto" and model.weights == "dummy"):
+    if job.quality_mode == "off":
         return [], []
+    if job.quality_mode == "auto" and model.weights == "dummy":
+        asked = job.quality_needles or job.quality_needles4 or job.quality_data
+        return [], [f"quality is not judged: {job.model} has dummy weights"] if asked else []
     if model.weights == "dummy":
         raise ConfigError(f"quality.mode=on: {job.model} has dummy weights, and random values have no quality to lose; use auto or off")
     suites = Suites(
