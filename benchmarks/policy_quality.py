@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import random
 import statistics
 import subprocess
 import time
@@ -31,15 +30,15 @@ from typing import Any
 import torch
 import transformers
 
-from vtoken_sdk.needle import Needle, needles
-from vtoken_sdk.quality import FullCache, compare
+from vtoken_sdk.bootstrap import interval
+from vtoken_sdk.quality import FullCache, Item, compare, needles
 from vtoken_sdk.registry import available_policies, load_policy
 from vtoken_sdk.runtime import Engine, EngineConfig, EvictOptions, RequestOutput, SamplingParams, look_ahead
 from vtoken_sdk.runtime.model_loader import LoadedModel, load_model
 from vtoken_sdk.workloads import text
 
 ROOT = Path(__file__).resolve().parent.parent
-SIZE, EVERY, DRAWS = 16, 16, 2000
+SIZE, EVERY = 16, 16
 BASE = "streaming_llm"  # the cheapest policy that works: whoever reads more should do better
 
 
@@ -49,7 +48,7 @@ class Items:
     def __init__(self, model: LoadedModel, args: argparse.Namespace) -> None:
         self.model, self.seeds, full = model, args.seeds, FullCache(model)
         self.texts: list[tuple[list[int], list[int]]] = []
-        self.needles: list[Needle] = []
+        self.needles: list[Item] = []
         self.text_seeds: list[int] = []
         self.needle_seeds: list[int] = []
         self.failed_by_full = 0
@@ -59,14 +58,14 @@ class Items:
             self.texts += zip(texts.prompts, texts.continuations, strict=True)
             self.text_seeds += [seed] * args.items
             found = needles(model, items=args.items, ctx=args.ctx, seed=seed)
-            kept = [n for n in found if correct(full.logits(n.prompt, n.forced)[n.answer :], n.forced[n.answer :])]
+            kept = [n for n in found if correct(full.logits(n.prompt, n.forced)[n.answer :], n.wanted)]
             self.needles += kept
             self.needle_seeds += [seed] * len(kept)
             self.failed_by_full += len(found) - len(kept)
         if lost := set(args.seeds) - set(self.needle_seeds):
             raise SystemExit(f"the full cache fails all needles of seed {min(lost)}: take another seed, or more --items")
         self.full_texts = [full.logits(*item) for item in self.texts]
-        self.full_needle_nll = [nll(full.logits(n.prompt, n.forced)[n.answer :], n.forced[n.answer :]) for n in self.needles]
+        self.full_needle_nll = [nll(full.logits(n.prompt, n.forced)[n.answer :], n.wanted) for n in self.needles]
 
     def run(self, name: str, budget: float, args: argparse.Namespace) -> dict[str, Any]:
         # Needles first: their answers are short, so that the last steps are the texts' alone.
@@ -92,7 +91,7 @@ class Items:
             compare(full, logits_of(output), torch.tensor(ids)).mean(1).tolist()
             for (_, ids), full, output in zip(self.texts, self.full_texts, texts, strict=True)
         ]
-        answers = [(logits_of(o)[n.answer :], n.forced[n.answer :]) for n, o in zip(self.needles, asked, strict=True)]
+        answers = [(logits_of(o)[n.answer :], n.wanted) for n, o in zip(self.needles, asked, strict=True)]
         settled = [r for r in records if r.decode_tokens == len(self.texts) and not r.prefill_tokens]
         of_texts = {key: self.by_seed([s[i] for s in scores], self.text_seeds) for i, key in enumerate(("nll", "nll_full", "kl", "top1"))}
         of_needles = {
@@ -138,11 +137,11 @@ def naive_blocks(output: RequestOutput) -> int:
     return len({t // SIZE for t in range(output.prompt_tokens) if t not in dead})
 
 
-def interval(values: Sequence[float]) -> list[float]:
-    """[mean, low, high] of one value a seed: a 95 % bootstrap interval over the seeds. Each call draws the same seeds."""
-    draw = random.Random(0)
-    means = sorted(statistics.fmean(draw.choices(values, k=len(values))) for _ in range(DRAWS))
-    return [statistics.fmean(values), means[int(0.025 * DRAWS)], means[int(0.975 * DRAWS) - 1]]
+def over_seeds(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean, low, high of one value a seed: a 95 % bootstrap interval over the seeds. The same seeds are drawn for all figures."""
+    found = interval({seed: [value] for seed, value in enumerate(values)})
+    low, high = (found.mean if bound is None else bound for bound in (found.low, found.high))
+    return found.mean, low, high
 
 
 def as_markdown(known: dict[str, Any]) -> str:
@@ -182,7 +181,7 @@ def _less(values: Sequence[float], others: Sequence[float]) -> list[float]:
 
 
 def _with_interval(values: Sequence[float], digits: int) -> str:
-    mean, low, high = (f"{round(value, digits) + 0.0:.{digits}f}" for value in interval(values))  # no -0.00
+    mean, low, high = (f"{round(value, digits) + 0.0:.{digits}f}" for value in over_seeds(values))  # no -0.00
     return f"{mean} [{low}, {high}]"
 
 

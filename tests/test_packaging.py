@@ -104,9 +104,29 @@ for name in vtoken_sdk.__all__:
 """
 
 
-def test_installed_modules_import_without_driver(built: Built, tmp_path: Path) -> None:
-    """With no GPU in sight, so that an import which asked Triton or CUDA for its driver would raise."""
-    file, *modules = run("-c", EVERY_MODULE, cwd=tmp_path, path=built.site).split()
+def make_user_folders(folder: Path) -> None:
+    for name in LINKED:
+        (folder / name).mkdir()
+    (folder / "runtime" / "mine.py").write_text("NAME = 'my runtime'\n")
+    (folder / "policies" / "mine.py").write_text(
+        "from vtoken_sdk.policies.streaming_llm import StreamingLLM\n\n\nclass Mine(StreamingLLM):\n    pass\n"
+    )
+
+
+USER_FOLDERS = """
+import policies.mine, runtime.mine
+from vtoken_sdk.registry import load_policy
+import vtoken_sdk.policies.h2o, vtoken_sdk.runtime
+print(type(load_policy("policies.mine:Mine")).__module__, runtime.mine.NAME)
+"""
+
+
+def test_installed_modules_import_without_driver_beside_the_users_folders(built: Built, tmp_path: Path) -> None:
+    """With no GPU in sight: an import that asked Triton or CUDA for its driver would raise. Folders of our names stay the user's."""
+    make_user_folders(tmp_path)
+    *said, users = run("-c", EVERY_MODULE + USER_FOLDERS, cwd=tmp_path, path=built.site).splitlines()
+    assert users == "policies.mine my runtime"
+    file, *modules = said
     assert Path(file) == built.site / "vtoken_sdk" / "__init__.py"
     in_wheel = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in built.names if name.endswith(".py")}
     assert {"vtoken_sdk", *modules} == {name for name in in_wheel if name.startswith("vtoken_sdk")}
@@ -120,24 +140,9 @@ def test_public_names_are_listed_and_others_refused() -> None:
         vtoken_sdk.Evictor  # noqa: B018
 
 
-USER_FOLDERS = """
-import policies.mine, runtime.mine
-from vtoken_sdk.registry import load_policy
-import vtoken_sdk.policies.h2o, vtoken_sdk.runtime
-print(type(load_policy("policies.mine:Mine")).__module__, runtime.mine.NAME)
-"""
-
-
-@pytest.mark.parametrize("installed", ["wheel", "editable"])
-def test_user_folders_of_our_names_stay_the_users(installed: str, built: Built, tmp_path: Path) -> None:
-    for name in LINKED:
-        (tmp_path / name).mkdir()
-    (tmp_path / "runtime" / "mine.py").write_text("NAME = 'my runtime'\n")
-    (tmp_path / "policies" / "mine.py").write_text(
-        "from vtoken_sdk.policies.streaming_llm import StreamingLLM\n\n\nclass Mine(StreamingLLM):\n    pass\n"
-    )
-    path = built.site if installed == "wheel" else ROOT / "src"
-    assert run("-c", USER_FOLDERS, cwd=tmp_path, path=path).strip() == "policies.mine my runtime"
+def test_user_folders_of_our_names_stay_the_users_beside_a_checkout(tmp_path: Path) -> None:
+    make_user_folders(tmp_path)
+    assert run("-c", USER_FOLDERS, cwd=tmp_path, path=ROOT / "src").strip() == "policies.mine my runtime"
 
 
 def test_environment_has_no_package_of_our_folders(tmp_path: Path) -> None:

@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
 
+from tests.quality_model import engines, tiny
+from vtoken_sdk.policies.random import Random
 from vtoken_sdk.policies.streaming_llm import StreamingLLM
-from vtoken_sdk.quality import FullCache, Quality, QualityError, compare, evaluate
+from vtoken_sdk.quality import FolderShelf, FullCache, QualityError, compare, continuations, judge, summary
 from vtoken_sdk.runtime import ConfigError, Engine, EngineConfig
-from vtoken_sdk.runtime.model_loader import LoadedModel, load_model
+from vtoken_sdk.runtime.model_loader import LoadedModel
 from vtoken_sdk.workloads import Workload, synthetic, text
 
 
 @pytest.fixture(scope="module")
 def work() -> Workload:
-    return text(load_model("tiny", device="cpu"), requests=3, ctx=150, output_tokens=40)
+    return text(tiny(), requests=3, ctx=150, output_tokens=40)
 
 
 @pytest.fixture
 def model() -> LoadedModel:
-    """The tiny model, called real: what is measured needs no meaning here."""
-    return LoadedModel.from_transformers(load_model("tiny", device="cpu").hf, name="mine", weights="real")
-
-
-def engines(model: LoadedModel, runtime: Any, budget: int, **options: Any) -> Callable[[], Engine]:
-    config = EngineConfig(runtime=runtime, budget=budget, pool_blocks=64, chunk=64, **options)
-    return lambda: Engine(model, config, None if runtime == "native" else StreamingLLM())
+    return tiny()
 
 
 # -- arithmetic ---------------------------------------------------------------------------------------------------------
@@ -103,42 +100,77 @@ def test_the_full_cache_honors_a_soft_cap() -> None:
     assert torch.allclose(got, hf(torch.tensor([ids])).logits[0, 19:-1], atol=1e-5)
 
 
+def test_answers_on_a_shelf_are_what_would_be_computed(model: LoadedModel, work: Workload, tmp_path: Path, monkeypatch: Any) -> None:
+    item = continuations(work)[0]
+    shelf = FolderShelf(tmp_path / "shelf")
+    first = FullCache(model, shelf)
+    computed, written = first.truth(item.prompt, item.forced, 3, keep_logits=True), first.write(item.prompt, 5)
+    (folder,) = (path for path in tmp_path.iterdir())
+    for path in folder.iterdir():
+        (tmp_path / "spare").mkdir(exist_ok=True)
+        (tmp_path / "spare" / path.name).write_bytes(path.read_bytes())
+
+    second = FullCache(model, shelf)
+    monkeypatch.setattr(second, "_forward", None)  # calling it would fail
+    again = second.truth(item.prompt, item.forced, 3, keep_logits=True)
+    assert all(torch.equal(getattr(again, name), getattr(computed, name)) for name in ("nll", "best", "logits"))
+    assert second.write(item.prompt, 5) == written
+    with pytest.raises(TypeError):
+        second.truth(item.prompt, item.forced, 4, keep_logits=True)  # another question
+
+    for path in folder.iterdir():
+        path.write_bytes(path.read_bytes()[:40])  # torn: computed and written again
+    healed = FullCache(model, shelf).truth(item.prompt, item.forced, 3, keep_logits=True)
+    assert torch.equal(healed.nll, computed.nll)
+    other: Any = LoadedModel.from_transformers(copy.deepcopy(model.hf).double(), name="mine")
+    assert FullCache(other, shelf).truth(item.prompt, item.forced, 3).nll.tolist() != computed.nll.tolist()
+    full = FolderShelf(tmp_path / "full", most_bytes=100)
+    assert torch.equal(FullCache(model, full).truth(item.prompt, item.forced, 3).nll, computed.nll)
+    assert not list(full.folder.iterdir())
+
+
 # -- over an engine -----------------------------------------------------------------------------------------------------
 
 
 def test_without_eviction_nothing_is_lost(model: LoadedModel, work: Workload) -> None:
-    quality = evaluate(model, engines(model, "native", 1), work)
-    assert quality is not None
-    assert quality.judged == 120
-    assert quality.top1 == 1
-    assert quality.kl == pytest.approx(0, abs=1e-9)
-    assert quality.nll == pytest.approx(quality.nll_full, abs=1e-5)
-    assert quality.nll_full > 1
-    assert set(quality.as_row()) == {"nll", "nll_full", "kl", "top1", "judged"}
+    row = summary(judge(model, engines(model, "native", 1), continuations(work)))
+    assert set(row) == {"nll", "nll_full", "kl", "top1", "judged"}
+    assert row["judged"] == 120
+    assert row["top1"] == 1
+    assert row["kl"] == pytest.approx(0, abs=1e-9)
+    assert row["nll"] == pytest.approx(row["nll_full"], abs=1e-5)
+    assert row["nll_full"] is not None and float(row["nll_full"]) > 1
 
 
 def test_eviction_costs_more_the_more_is_evicted_and_the_same_in_every_runtime(model: LoadedModel, work: Workload) -> None:
     full = FullCache(model)
-    results = {budget: evaluate(model, engines(model, "vtoken", budget), work, full) for budget in (120, 30)}
-    some, much = results[120], results[30]
-    assert some is not None
-    assert much is not None
-    assert 1e-3 < some.kl < much.kl
-    assert much.top1 < 1
-    assert much.nll != much.nll_full
-    naive = evaluate(model, engines(model, "naive", 30), work, full)
-    assert naive is not None
-    assert dataclasses.astuple(naive) == pytest.approx(dataclasses.astuple(much), abs=1e-4)
+
+    def row(runtime: str, budget: int) -> dict[str, Any]:
+        return summary(judge(model, engines(model, runtime, budget), continuations(work), full))
+
+    some, much = row("vtoken", 120), row("vtoken", 30)
+    assert 1e-3 < some["kl"] < much["kl"]
+    assert much["top1"] < 1
+    assert much["nll"] != much["nll_full"]
+    assert row("naive", 30) == pytest.approx(much, abs=1e-4)
 
 
-def test_dummy_weights_have_no_quality(work: Workload) -> None:
-    model = load_model("tiny", device="cpu")
-    assert evaluate(model, lambda: pytest.fail("no engine is needed"), work) is None
+def test_an_item_has_the_same_score_whatever_is_judged_beside_it(model: LoadedModel, work: Workload) -> None:
+    """Also where the policy draws: the paired comparisons of a sweep rest on it."""
+    items = continuations(work, seed=4)
+    factory = engines(model, "naive", 30, Random)
+    together = judge(model, factory, items)
+    assert together == judge(model, factory, items)
+    (alone,) = judge(model, factory, items[1:2])
+    assert (alone.kl, alone.nll) == pytest.approx((together[1].kl, together[1].nll), abs=1e-5)
+    assert dataclasses.replace(alone, kl=together[1].kl, nll=together[1].nll) == together[1]
+    (other,) = judge(model, factory, continuations(work, seed=5)[1:2])
+    assert abs((other.kl or 0) - (alone.kl or 0)) > 1e-3
 
 
 def test_quality_needs_the_text_that_follows(model: LoadedModel) -> None:
     with pytest.raises(ConfigError, match=r"workload=synthetic: quality needs the text.*workload=text"):
-        evaluate(model, engines(model, "native", 1), synthetic(model, requests=1, ctx=10, output_tokens=2))
+        continuations(synthetic(model, requests=1, ctx=10, output_tokens=2))
 
 
 def test_an_engine_that_gives_up_is_named(model: LoadedModel, work: Workload) -> None:
@@ -147,9 +179,5 @@ def test_an_engine_that_gives_up_is_named(model: LoadedModel, work: Workload) ->
         def evict_token(self, cache: Any) -> Any:
             raise RuntimeError("no idea")
 
-    with pytest.raises(QualityError, match=r"text 0: the engine ended after \d+ of 40 tokens \(error: .*no idea"):
-        evaluate(model, lambda: Engine(model, EngineConfig(pool_blocks=64, budget=30), Failing()), work)
-
-
-def test_quality_is_a_flat_row() -> None:
-    assert Quality(1.0, 0.5, 0.1, 0.9, 64).as_row() == {"nll": 1.0, "nll_full": 0.5, "kl": 0.1, "top1": 0.9, "judged": 64}
+    with pytest.raises(QualityError, match=r"continuation item 0: the engine ended after \d+ tokens \(error: .*no idea.* of 40 tokens"):
+        judge(model, lambda: Engine(model, EngineConfig(pool_blocks=64, budget=30), Failing()), continuations(work))

@@ -35,10 +35,10 @@ def test_the_page_shows_what_was_measured(script: ModuleType) -> None:
 def test_intervals_are_over_seeds_and_paired(script: ModuleType) -> None:
     """Two policies that differ by the same amount in every seed differ for certain, however much the seeds differ."""
     values = [0.0, 1.0, 2.0, 5.0]
-    mean, low, high = script.interval(values)
+    mean, low, high = script.over_seeds(values)
     assert (mean, 0 <= low < mean < high <= 5) == (2.0, True)
-    assert script.interval([v + 1 for v in values]) == pytest.approx([mean + 1, low + 1, high + 1])  # the same seeds were drawn
-    assert script.interval([0.5]) == [0.5, 0.5, 0.5]
+    assert script.over_seeds([v + 1 for v in values]) == pytest.approx((mean + 1, low + 1, high + 1))  # the same seeds were drawn
+    assert script.over_seeds([0.5]) == (0.5, 0.5, 0.5)
 
     def row(policy: str, shift: float) -> dict[str, Any]:
         names = ("kl", "top1", "nll", "nll_full", "needle_nll", "needle_nll_full", "needle_accuracy", "blocks_naive")

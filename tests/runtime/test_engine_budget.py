@@ -18,7 +18,7 @@ from .oracles import SMALL, Run, assert_close, dense_logits, drive, make_engine,
 
 LENGTHS = (1, 2, 3, 15, 16, 17, 40)
 PROMPTS = [prompt(i, n) for i, n in enumerate(LENGTHS)]
-TOKENS = 20
+TOKENS = 13  # four evictions in decode
 HUGE = 10_000
 POLICIES: dict[str, EvictionPolicy] = {
     **{f"h2o-recent-{x}": H2O(recent=x) for x in (0.0, 1.0)},

@@ -18,6 +18,7 @@ from .oracles import drive, make_engine, prompt, small
 from .sample_policies import Answers
 
 PROMPTS = [prompt(i, n) for i, n in enumerate((40, 50, 33, 64))]
+TOKENS = 14  # the guilty request, of 50, fails at its prompt's end, or at 60 tokens
 CONFIG = EngineConfig(runtime="vtoken", pool_blocks=40, chunk=32, budget=16, evict=EvictOptions("end", 2), poison=True)
 
 
@@ -57,7 +58,7 @@ MISTAKES: dict[str, tuple[Callable[[CacheView], object], str]] = {
 
 
 def run(policy: Any) -> Any:
-    return drive(make_engine(small().served, CONFIG, policy), PROMPTS, SamplingParams(max_tokens=24))
+    return drive(make_engine(small().served, CONFIG, policy), PROMPTS, SamplingParams(max_tokens=TOKENS))
 
 
 @functools.cache
@@ -80,7 +81,7 @@ def test_only_the_guilty_request_fails_and_it_is_named(mistake: str, length: int
     for i in (0, 2, 3):
         assert done.outputs[i].token_ids == innocent.outputs[i].token_ids
         assert done.evictions[i] == innocent.evictions[i]
-    again = done.engine.generate([PROMPTS[0]], SamplingParams(max_tokens=24, seed=100))[0]
+    again = done.engine.generate([PROMPTS[0]], SamplingParams(max_tokens=TOKENS, seed=100))[0]
     assert again.token_ids == innocent.outputs[0].token_ids
     done.engine.check()
 

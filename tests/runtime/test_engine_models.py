@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -58,8 +59,10 @@ def test_alone_the_logits_and_tokens_are_those_of_transformers(architecture: str
     assert output.finish_reason == "length"
 
 
-@pytest.mark.parametrize("chunk", CHUNKS)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("architecture", "chunk"),
+    [*itertools.product(ARCHITECTURES, (7, 300)), *itertools.product(("llama", "mistral-window"), (1, 16, 64))],
+)
 def test_in_company_each_request_is_as_in_transformers(architecture: str, chunk: int) -> None:
     model = tiny(architecture, num_hidden_layers=2)  # of both kinds where the kinds alternate
     config = EngineConfig(runtime="native", pool_blocks=16, chunk=chunk, prefill_chunks=3, poison=True)

@@ -13,7 +13,7 @@ RUNTIMES = ("native", "naive", "refill", "vtoken", "page1")
 LOAD_KEYS = (
     *("model", "weights", "dtype", "device", "workload", "requests", "ctx", "lengths", "max_tokens"),
     *("length_scale", "arrivals", "request_rate", "burstiness", "max_concurrency", "step_ms"),
-    *("chunk", "max_running", "pool_block_size", "pool_blocks", "prefix_cache", "setup", "seed"),
+    *("chunk", "max_running", "pool_block_size", "pool_blocks", "prefix_cache", "quality_query", "setup", "seed"),
 )
 VICTIM_KEYS = ("policy", "option", "budget", "evict_prefill", "evict_every")  # they decide who dies
 RECLAIM_KEYS = ("threshold", "margin", "reclaim")

@@ -138,6 +138,29 @@ def figures(rows: Sequence[Row]) -> list[Figure]:
         Figure("KL", "quality", itemgetter("kl"), ".4f", "divergence from the full cache, nats a token", column="kl"),
         Figure("top-1", "quality", itemgetter("top1"), ".1%", "tokens on which it agrees with the full cache", column="top1"),
         Figure("judged", "quality", itemgetter("judged"), ",d", "tokens of text that these figures are means of"),
+        *(
+            figure
+            for suite, name in (("needle", "needle"), ("needle4", "4-key\nneedle"))
+            for figure in (
+                Figure(
+                    f"{name}\nfound", "quality", itemgetter(f"{suite}_acc"), ".1%", "needles whose whole number is the first choice", "more"
+                ),
+                Figure(f"{name}\nNLL", "quality", itemgetter(f"{suite}_nll"), ".3f", "of the needles' numbers, nats a token", "less"),
+                Figure(
+                    f"{name}\nitems", "quality", itemgetter(f"{suite}_items"), ",d", "needles that the full cache finds, and that count"
+                ),
+                Figure(
+                    f"{name}\ndropped", "quality", itemgetter(f"{suite}_dropped"), ",d", "needles that the full cache itself does not find"
+                ),
+            )
+        ),
+        Figure(
+            "Long-\nBench", "quality", itemgetter("longbench_score"), ".1f", "score of LongBench items by their metrics, percent", "more"
+        ),
+        Figure("Long-\nBench\nfull", "quality", itemgetter("longbench_score_full"), ".1f", "the same with the full cache"),
+        Figure("Long-\nBench\nNLL", "quality", itemgetter("longbench_nll"), ".3f", "of the true answers, nats a token", "less"),
+        Figure("Long-\nBench\nitems", "quality", itemgetter("longbench_items"), ",d", "items that count"),
+        Figure("Long-\nBench\ndropped", "quality", itemgetter("longbench_dropped"), ",d", "items on which the full cache scores 0"),
         Figure("MB\nmoved", "cost", megabytes_moved, ",.1f", "read plus written by the reclaimer"),
         Figure("model\nms", "cost", itemgetter("model_ms"), ",.2f", "ms a step: the model"),
         Figure("policy\nms", "cost", itemgetter("policy_ms"), ",.2f", "ms a step: the policy's own code"),

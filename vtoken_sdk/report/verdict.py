@@ -85,6 +85,8 @@ def caveats(rows: Sequence[Row]) -> list[str]:
         notes.append("CPU timing, one run a job: only large ratios mean anything")
     if judged := [r["judged"] for r in rows if r["judged"] is not None]:
         notes.append(f"quality is judged on {min(judged)} tokens: small differences are chance")
+    if any(r[f"{suite}_items"] is not None for suite in ("needle", "needle4", "longbench") for r in rows) or judged:
+        notes.append("what eviction costs a small model does not say what it costs a large one")
     if any(r["device"] == "cuda" for r in rows):
         notes.append("model, policy, table, plan and copy ms are the host's, not the device's")
     return notes

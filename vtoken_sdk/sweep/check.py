@@ -54,7 +54,7 @@ class Trial:
     def __init__(self, elsewhere: bool = False) -> None:
         self.elsewhere = elsewhere
         self.models: dict[tuple[str, ...], LoadedModel] = {}
-        self.loads: set[str] = set()
+        self.loads: dict[str, list[tuple[int, int]]] = {}
         self.notices: list[str] = []
 
     def make(self, job: Job) -> None:
@@ -66,7 +66,7 @@ class Trial:
             load_policy(job.policy, job.option)
         self.check_pool(job, config)
         if not self.elsewhere:
-            self.make_workloads(job, self.model(job))
+            self.check_quality(job, config, self.make_workloads(job, self.model(job)))
 
     def model(self, job: Job) -> LoadedModel:
         from vtoken_sdk.runtime.model_loader import load_model
@@ -79,14 +79,34 @@ class Trial:
             self.notices += self.models[name].notices
         return self.models[name]
 
-    def make_workloads(self, job: Job, model: LoadedModel) -> None:
-        from .load import job_workload, quality_workload
+    def make_workloads(self, job: Job, model: LoadedModel) -> list[tuple[int, int]]:
+        """Of each item of the quality suites: tokens of its prompt, and the most tokens it ever holds."""
+        from .load import job_workload
+        from .quality import quality_items
 
         load = Job.from_flat({**job.flat(), "runtime": "native"}).id  # what the workload depends on, and a little more
         if load not in self.loads:
-            self.loads.add(load)
-            for workload in (job_workload(model, job), quality_workload(model, job)):
-                self.notices += workload.notices if workload is not None else ()
+            self.notices += job_workload(model, job).notices
+            items, notices = quality_items(model, job)
+            self.notices += notices
+            self.loads[load] = sorted({(len(item.prompt), item.length) for item in items})
+        return self.loads[load]
+
+    @staticmethod
+    def check_quality(job: Job, config: EngineConfig, sizes: Sequence[tuple[int, int]]) -> None:
+        from vtoken_sdk.runtime.capacity import peak_blocks, reuses_dead_slots
+
+        evicts = job.policy is not None
+        if reuses_dead_slots(config, evicts):
+            need = max((peak_blocks(config, prompt, total, evicts) for prompt, total in sizes), default=0)
+        else:  # one that grows beyond the pool would end early, and its score be lost
+            need = max((-(-total // config.slots_per_block) for _, total in sizes), default=0)
+        if need > config.n_blocks:
+            least = -(-need * config.slots_per_block // job.block_size)
+            raise UsageError(
+                f"pool_blocks={job.pool_blocks}: under {job.runtime}, an item of the quality suites needs {least} blocks of "
+                f"{job.block_size}; use pool_blocks={least} or more, a smaller ctx, or fewer quality.tokens"
+            )
 
     @staticmethod
     def check_pool(job: Job, config: EngineConfig) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from .quality import idle_quality
 from .settings import JOB_KEYS, POLICY_OPTION, Value, field_name, flatten, nest
 
 if TYPE_CHECKING:
@@ -61,6 +62,14 @@ class Job:
     goodput_ttft: float | None = None
     goodput_tpot: float | None = None
     goodput_e2el: float | None = None
+    quality_needles: int | None = None
+    quality_needles4: int | None = None
+    quality_query: str | None = None
+    quality_text: str | None = None
+    quality_data: str | None = None
+    quality_items: int | None = None
+    quality_prompts: str | None = None
+    quality_sha256: str | None = None
     policy: str | None = None
     option: Mapping[str, Value] = field(default_factory=dict)
     budget: float | int | None = None
@@ -91,8 +100,7 @@ class Job:
             idle["margin"] = None
         if job.request_rate is None or job.arrivals == "trace":
             idle["burstiness"] = None
-        if job.quality_mode == "off":
-            idle.update(quality_texts=None, quality_tokens=None)
+        idle.update(dict.fromkeys(idle_quality(job)))
         return replace(job, **idle)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What a job's options make: the prompts to serve, and the texts on which quality is judged."""
+"""What a job's options make: the prompts to serve."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vtoken_sdk.runtime import ConfigError
-from vtoken_sdk.workloads import Workload, build_workload, gamma_arrivals, is_text, stretched, text
+from vtoken_sdk.workloads import Workload, build_workload, gamma_arrivals, stretched
 
 from .job import Job
 
@@ -38,14 +38,3 @@ def _arrivals(workload: Workload, job: Job) -> list[float] | None:
         return None
     assert job.burstiness is not None
     return gamma_arrivals(job.requests, job.request_rate, job.burstiness, job.seed)
-
-
-def quality_workload(model: LoadedModel, job: Job) -> Workload | None:
-    """Texts of the job's prompt length, from its own file if it has one; None where quality is not judged. Raises ConfigError."""
-    if job.quality_mode == "off" or (job.quality_mode == "auto" and model.weights == "dummy"):
-        return None
-    if model.weights == "dummy":
-        raise ConfigError(f"quality.mode=on: {job.model} has dummy weights, and random values have no quality to lose; use auto or off")
-    assert job.quality_texts is not None and job.quality_tokens is not None
-    path = job.workload if job.workload != "text" and is_text(job.workload) else None
-    return text(model, requests=job.quality_texts, ctx=job.ctx, output_tokens=job.quality_tokens, seed=job.seed, path=path)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .job import Job
+from .quality import files_sha256
 from .settings import JOB_KEYS, KEYS, POLICY_OPTION, STEER_KEYS, SWEEP_KEYS, UsageError, Value, field_name, nearest, varied
 
 
@@ -53,7 +54,7 @@ def make_plan(axes: Mapping[str, list[Value]], policies: Mapping[str, PolicyFact
             now = f"{facts.path} has {facts.sha256}"
             raise UsageError(f"policy_sha256={flat['policy_sha256']}: {now}; restore the policy of the record, or leave the key out")
         kept = {k: v for k, v in flat.items() if not k.startswith(POLICY_OPTION) or k.removeprefix(POLICY_OPTION) in facts.options}
-        job = Job.from_flat(kept | {"policy_sha256": facts.sha256})
+        job = Job.from_flat(kept | {"policy_sha256": facts.sha256, "quality.sha256": files_sha256(flat)})
         jobs.setdefault(job.id, job)
     sweep: dict[str, Any] = {field_name(key): axes[key][0] for key in SWEEP_KEYS if key != "dir" and key not in STEER_KEYS}
     sweep["name"] = sweep["name"] or _name([str(p) for p in axes["policy"]])

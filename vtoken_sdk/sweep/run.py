@@ -6,15 +6,16 @@ import hashlib
 import json
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import yaml  # type: ignore[import-untyped]
 
 from vtoken_sdk.metrics import Row, latency_row, step_row
-from vtoken_sdk.quality import evaluate
+from vtoken_sdk.quality import FolderShelf, FullCache, Score, judge, summary
 from vtoken_sdk.registry import load_policy, policy_source
 from vtoken_sdk.runtime import Engine, EngineConfig, RequestOutput, SamplingParams, StepRecord, look_ahead
 from vtoken_sdk.runtime.model_loader import load_model
@@ -24,8 +25,12 @@ from vtoken_sdk.workloads import Workload, sha256_of
 from .bench import bench_result
 from .client import Client
 from .job import Job
-from .load import job_workload, quality_workload
+from .load import job_workload
 from .provenance import of_model
+from .quality import FULL_CACHE, quality_items
+
+if TYPE_CHECKING:
+    from vtoken_sdk.runtime.model_loader import LoadedModel
 
 POOLS = (5427, 11519)  # the paper's, in blocks: how many requests such a pool admits
 SAY_EVERY = 0.3  # seconds between two notes of progress
@@ -86,11 +91,7 @@ def _run(folder: JobFolder) -> None:
         "seconds": time.perf_counter() - began,
     }
     del engine
-    texts = quality_workload(model, job)
-    if texts is not None:
-        folder.say("running", phase="quality", share=1.0)
-        quality = evaluate(model, lambda: Engine(model, config, policy), texts)
-        row |= quality.as_row() if quality is not None else {}
+    row |= judged(model, job, lambda: Engine(model, config, policy), folder)
     write_parquet(folder.path / "steps.parquet", steps_table(records))
     write_json(folder.path / "bench.json", bench)
     write_json(
@@ -110,6 +111,22 @@ def _run(folder: JobFolder) -> None:
         },
     )
     folder.say("done", seconds=time.perf_counter() - began)
+
+
+def judged(model: LoadedModel, job: Job, engine_factory: Callable[[], Engine], folder: JobFolder) -> Row:
+    """Run the quality suites: their columns of the row, and quality.parquet with a row an item. {} where nothing is judged."""
+    items, _ = quality_items(model, job)
+    if not items:
+        return {}
+    full_cache = FullCache(model, FolderShelf(folder.path.parent.parent / FULL_CACHE))
+
+    def say(done: int, of: int) -> None:
+        folder.say("running", phase=f"quality {done}/{of}", share=1.0)
+
+    say(0, len(items))
+    scores = judge(model, engine_factory, items, full_cache, say)
+    write_parquet(folder.path / "quality.parquet", scores_table(scores))
+    return summary(scores)
 
 
 def serve(engine: Engine, job: Job, workload: Workload, folder: JobFolder) -> tuple[list[StepRecord], Client]:
@@ -158,6 +175,13 @@ def steps_table(records: Sequence[StepRecord]) -> Any:
     import pyarrow as pa
 
     return pa.Table.from_pylist([r.as_row() for r in records])
+
+
+def scores_table(scores: Sequence[Score]) -> Any:
+    """One row an item of the quality suites."""
+    import pyarrow as pa
+
+    return pa.Table.from_pylist([asdict(score) for score in scores])
 
 
 def _digest(value: object) -> str:

@@ -193,8 +193,16 @@ JOB_KEYS: dict[str, Parser] = {
     "max_running": whole(1),
     "seed": whole(0),
     "quality.mode": choice("auto", "on", "off"),
-    "quality.texts": whole(1),
+    "quality.texts": whole(0),
     "quality.tokens": whole(1),
+    "quality.needles": whole(0),
+    "quality.needles4": whole(0),
+    "quality.query": choice("aware", "agnostic"),
+    "quality.text": optional_text,
+    "quality.data": optional_text,
+    "quality.items": whole(0),
+    "quality.prompts": optional_text,
+    "quality.sha256": optional_text,
 }
 # How the sweep goes about its jobs: no result depends on these.
 STEER_KEYS: dict[str, Parser] = {

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from .launch import launch_by_hydra, launch_here, launch_in_process, quoted, run
 from .options import options_of, recorded_options
 from .plan import Plan, make_folder
 from .provenance import COMMAND
+from .quality import FULL_CACHE
 from .record import Record, compare
 from .results import rows_of, write_report, write_results
 from .runner import Runner, print_plan, short
@@ -68,7 +70,10 @@ def sweep(config: DictConfig, overrides: Sequence[str], make_launcher: Callable[
     with alone(folder):
         write_plan(folder, plan, how.facts())
         runner = Runner(console, folder, how, launch)
-        return _run(runner, plan, search, records)
+        code = _run(runner, plan, search, records)
+        if code == 0:
+            shutil.rmtree(folder / FULL_CACHE, ignore_errors=True)
+        return code
 
 
 def run_here(config: DictConfig) -> str | None:
