@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
-from vtoken_sdk.metrics import LATENCIES, PARTS, PERCENTILES
+from vtoken_sdk.metrics import COLUMNS
 
 from .compare import Baselines, Line, Row
 from .stats import Estimate
@@ -66,14 +66,8 @@ class Figure:
         return None if ours is None or not theirs else ours / theirs - 1
 
 
-# Columns that figures here and in the parts show, that name rows, or that explain the others. What a suite adds is none of these.
-_SHOWN = """
-job status error seconds policy runtime budget ctx threshold margin block_size granularity model weights dtype device workload seed
-requests prompt_tokens output_tokens concurrency_peak preemptions evictions live_tokens blocks_held blocks_ideal utilization waste
-blocks_held_peak plans moves bytes_moved blocks_freed output_tok_s total_tok_s nll kl top1 nll_full judged max_tokens lengths chunk
-max_running prefix_cache kept budget_tokens option evict_prefill evict_every reclaim pool_blocks pool_block_size admits_5427
-admits_11519 steps cut_short setup tokens_sha256 victims_sha256"""
-SHOWN = {*_SHOWN.split(), *PARTS, *(f"{name}_p{p}" for name in LATENCIES for p in PERCENTILES)}
+# Columns that figures here and in the parts show, that name rows, or that explain the others. What a user's suite adds is none of these.
+SHOWN = {*COLUMNS, "setup"}
 
 
 def block_unit(rows: Iterable[Row]) -> int:
@@ -121,6 +115,7 @@ def figures(rows: Sequence[Row]) -> list[Figure]:
         Figure("at\nonce", "memory", itemgetter("concurrency_peak"), ",d", "the most requests that held blocks at one time", "more"),
         Figure("fit in\n5,427", "memory", itemgetter("admits_5427"), ",d", fit.format("5,427"), "more"),
         Figure("fit in\n11,519", "memory", itemgetter("admits_11519"), ",d", fit.format("11,519"), "more"),
+        Figure("good\nreq/s", "speed", _where_known("request_goodput"), ",.2f", "requests a second that met goodput.*", "more"),
         Figure("tok/s", "speed", itemgetter("output_tok_s"), ",.1f", "tokens generated a second, over all requests", "more"),
         Figure("TTFT\np50", "speed", itemgetter("ttft_ms_p50"), ",.0f", "ms from a request's arrival to its first token", "less"),
         Figure("ITL\np50", "speed", itemgetter("itl_ms_p50"), ",.1f", "ms between two tokens of a request, median", "less"),
