@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from tests.quality_model import save_tiny, tiny, tokenizer
 from vtoken_sdk.quality import FullCache, longbench
 from vtoken_sdk.quality.__main__ import main
+from vtoken_sdk.runtime.model_loader import load_model
+from vtoken_sdk.sweep.job import Job
 from vtoken_sdk.sweep.plan import PolicyFacts, make_plan
+from vtoken_sdk.sweep.quality import quality_items
 from vtoken_sdk.sweep.settings import UsageError, axes_of, flatten, shipped_text
 from vtoken_sdk.workloads import BUNDLED_TEXT
 
@@ -49,6 +53,7 @@ def test_a_sweep_judges_every_suite_item_by_item(
     assert done.code == 0, done
     assert "a small model does not speak for large ones" in done.out
     assert "2 of 2 items, with generic prompts" in done.out
+    assert "needle" in done.out and "dropped" in done.out, "the columns are on the screen"
     rows = results("out")
     assert len(rows) == 4
     for row in rows:
@@ -96,12 +101,22 @@ def test_broken_data_stops_the_sweep_before_it_starts(vtoken_sweep: Sweep) -> No
         assert message in done.err
 
 
+def jobs(**options: object) -> tuple[Job, ...]:
+    given = flatten(yaml.safe_load(shipped_text())) | options
+    return make_plan(axes_of(given), {"h2o": PolicyFacts((), "h2o.py", "0")}).jobs
+
+
+def test_suites_that_dummy_weights_leave_out_are_told_of() -> None:
+    model = load_model("tiny", device="cpu")
+    (asked,) = jobs(**{"runtime": "native", "quality.needles": 2})
+    assert quality_items(model, asked) == ([], ["quality is not judged: tiny has dummy weights"])
+    (by_default,) = jobs(runtime="native")
+    assert quality_items(model, by_default) == ([], [])
+
+
 def test_an_edited_file_is_another_job(tmp_path: Path) -> None:
     def ids(**other: object) -> list[str]:
-        import yaml
-
-        given = flatten(yaml.safe_load(shipped_text())) | {"runtime": "native,naive", "quality.data": "data.jsonl"} | other
-        return [job.id for job in make_plan(axes_of(given), {"h2o": PolicyFacts((), "h2o.py", "0")}).jobs]
+        return [job.id for job in jobs(**{"runtime": "native,naive", "quality.data": "data.jsonl", **other})]
 
     write_data()
     first = ids()
