@@ -404,6 +404,10 @@ class Engine:
         names = {seq.row: seq.id for seq in self.scheduler.running if seq.row is not None}
         check_worker(self.worker, names)
 
+    def occupancy(self) -> list[int]:
+        """How many held blocks have 0, 1, ... block size live tokens after the last launched step. Waits for the device."""
+        return self.worker.occupancy().tolist()
+
     def _now(self) -> float:
         if self._began is None:
             self._began = time.perf_counter()

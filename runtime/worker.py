@@ -327,6 +327,13 @@ class Worker:
         slot = self.table.slot[:-1].long()
         return self._marked(torch.where(slot >= 0, slot, self.cache.n_slots))[:-1]
 
+    def occupancy(self) -> Tensor:
+        """int64 [S + 1]: how many blocks that requests hold, each once, have 0, 1, ... S live tokens."""
+        size, blocks = self.table.block_size, self.table.blocks[:-1].flatten()
+        held = torch.zeros_like(self.pool.freed, dtype=torch.bool).index_fill_(0, blocks, 1)[:-1]
+        live = self.live_slots().view(-1, size).sum(1)
+        return torch.bincount(torch.where(held, live, size + 1), minlength=size + 2)[:-1]
+
     def poison_dead_slots(self) -> None:
         """NaN into every slot that holds nothing of value; a move's target holds a value once it is copied. Never waits."""
         table, size = self.table, self.table.block_size

@@ -143,3 +143,22 @@ def test_concurrency_peak_counts_requests_that_held_blocks_at_once() -> None:
     run, cursors = watch(one)
     assert one.concurrency_peak == max(r.running for r in run.records) == max(map(len, cursors)) == 3
     assert max(r.waiting for r in run.records) >= 1
+
+
+@pytest.mark.parametrize("runtime", ["native", "naive", "refill", "vtoken", "page1"])
+def test_occupancy_counts_every_held_block_and_live_token(runtime: Any) -> None:
+    policy = None if runtime == "native" else Random()
+    config = EngineConfig(runtime=runtime, pool_blocks=60, chunk=16, evict=EvictOptions("chunk", 3), prefix_cache=runtime == "naive")
+    engine = Engine(small().served, config, policy)
+    for i in range(3):
+        engine.add_request(prompt(i % 2, 50 + 9 * (i % 2)), SamplingParams(max_tokens=12, ignore_eos=True))
+    records: list[StepRecord] = []
+    counts: dict[int, list[int]] = {}
+    while engine.has_work:
+        records += engine.step()
+        counts[engine.steps - 1] = engine.occupancy()
+    for record in records:
+        assert len(counts[record.step]) == engine.config.slots_per_block + 1
+        assert sum(counts[record.step]) == record.blocks_held
+        assert sum(live * n for live, n in enumerate(counts[record.step])) == record.live_slots
+    assert sum(r.blocks_held > 0 for r in records) > 10

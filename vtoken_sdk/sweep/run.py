@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from vtoken_sdk.runtime.model_loader import LoadedModel
 
 POOLS = (5427, 11519)  # the paper's, in blocks: how many requests such a pool admits
+SAMPLE_EVERY = {"cpu": 16, "cuda": 256}  # steps between two looks at how full blocks are, which wait for the device
 SAY_EVERY = 0.3  # seconds between two notes of progress
 
 
@@ -67,7 +68,7 @@ def _run(folder: JobFolder) -> None:
     config = job.engine_config()
     engine = Engine(model, config, policy)
     workload = job_workload(model, job)
-    records, client = serve(engine, job, workload, folder)
+    records, occupied, client = serve(engine, job, workload, folder)
     outputs = client.outputs
     bench = bench_result(job, client, model=model.name, weights=model.weights, device=model.device.type)
     row: Row = {
@@ -92,7 +93,7 @@ def _run(folder: JobFolder) -> None:
     }
     del engine
     row |= judged(model, job, lambda: Engine(model, config, policy), folder)
-    write_parquet(folder.path / "steps.parquet", steps_table(records))
+    write_parquet(folder.path / "steps.parquet", steps_table(records, occupied))
     write_json(folder.path / "bench.json", bench)
     write_json(
         folder.path / "result.json",
@@ -129,7 +130,7 @@ def judged(model: LoadedModel, job: Job, engine_factory: Callable[[], Engine], f
     return summary(scores)
 
 
-def serve(engine: Engine, job: Job, workload: Workload, folder: JobFolder) -> tuple[list[StepRecord], Client]:
+def serve(engine: Engine, job: Job, workload: Workload, folder: JobFolder) -> tuple[list[StepRecord], dict[int, list[int]], Client]:
     """Run the workload to its end. Raises JobFailed if a request ended in an error."""
     params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in workload.output_lengths]
     if engine.reads_future:
@@ -142,8 +143,12 @@ def serve(engine: Engine, job: Job, workload: Workload, folder: JobFolder) -> tu
     prompt_left, output_left = workload.prompt_tokens, sum(workload.output_lengths)
     prefilled, decoded, said = 0, 0, 0.0
     records = []
+    occupied: dict[int, list[int]] = {}
+    every = SAMPLE_EVERY[engine.model.device.type]
     for record in client.run():
         records.append(record)
+        if record.step % every == 0:
+            occupied[engine.steps - 1] = engine.occupancy()
         prefilled, decoded = prefilled + record.prefill_tokens, decoded + record.decode_tokens
         if time.perf_counter() - said > SAY_EVERY:
             said = time.perf_counter()
@@ -152,7 +157,7 @@ def serve(engine: Engine, job: Job, workload: Workload, folder: JobFolder) -> tu
     errors = [o.error for o in client.outputs if o.error is not None]
     if errors:
         raise JobFailed("\n".join(errors))
-    return records, client
+    return records, occupied, client
 
 
 def kept(config: EngineConfig, outputs: Sequence[RequestOutput]) -> float | None:
@@ -170,11 +175,11 @@ def kept(config: EngineConfig, outputs: Sequence[RequestOutput]) -> float | None
     return fmean(shares) if shares else None
 
 
-def steps_table(records: Sequence[StepRecord]) -> Any:
-    """One row a step, as StepRecord.as_row has it."""
+def steps_table(records: Sequence[StepRecord], occupied: Mapping[int, Sequence[int]]) -> Any:
+    """One row a step, as StepRecord.as_row has it; in some steps how many held blocks have 0, 1, ... live tokens."""
     import pyarrow as pa
 
-    return pa.Table.from_pylist([r.as_row() for r in records])
+    return pa.Table.from_pylist([{**r.as_row(), "occupancy": occupied.get(r.step)} for r in records])
 
 
 def scores_table(scores: Sequence[Score]) -> Any:
