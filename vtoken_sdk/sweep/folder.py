@@ -71,7 +71,8 @@ def write_plan(folder: Path, plan: Plan, how: Mapping[str, Any]) -> None:
             path.mkdir(exist_ok=True)
             write_whole(path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(job.config())))
         jobs = [{"job": job.id, **job.flat()} for job in plan.jobs]
-        facts = {"name": plan.name, "provenance": of_sweep(), "axes": plan.axes, "notes": plan.notes, "cwd": os.getcwd(), **how}
+        source = {**of_sweep(), "cluster": how.get("cluster"), "jobs_at_once": how.get("jobs_at_once")}
+        facts = {"name": plan.name, "provenance": source, "axes": plan.axes, "notes": plan.notes, "cwd": os.getcwd(), **how}
         write_json(folder / "plan.json", {**facts, "jobs": jobs})
     except OSError as error:
         raise UsageError(f"dir={folder}: the plan cannot be written ({error.strerror}); name another folder, dir=PATH") from error
