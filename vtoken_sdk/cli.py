@@ -86,7 +86,6 @@ def main() -> None:
 
 
 def _sweep(args: Sequence[str]) -> None:
-    from vtoken_sdk.sweep import isolate
     from vtoken_sdk.sweep.settings import UsageError, check_keys
 
     runs = not any(arg.startswith(ASKS) for arg in args)
@@ -94,6 +93,8 @@ def _sweep(args: Sequence[str]) -> None:
         check_keys(keys_of(args))  # before anything heavy starts
     except UsageError as error:
         _refuse(str(error))
+    from vtoken_sdk.sweep import isolate
+
     if runs:
         isolate.warm_up()
     import hydra

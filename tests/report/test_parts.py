@@ -80,11 +80,11 @@ def judged(seed: int, **more: float) -> dict[str, object]:
 
 def test_quality_takes_the_columns_of_any_suite(tmp_path: Path) -> None:
     """NLL as what is lost on the same text; policies over one another, against budget and blocks; the full cache as a point."""
-    rows = [row("native", **judged(s, nll=3.0 + s, kl=0.0, needle_acc=1.0)) for s in (0, 1)]
+    rows = [row("native", **judged(s, nll=3.0 + s, kl=0.0, ruler_acc=1.0)) for s in (0, 1)]
     for policy, cost in (("h2o", 0.1), ("random", 0.4)):
         for budget in (0.25, 0.5):
             rows += [
-                row(n, policy, budget, **judged(s, nll=3.0 + s + (cost + s / 1000) / budget, kl=cost, needle_acc=0.5))
+                row(n, policy, budget, **judged(s, nll=3.0 + s + (cost + s / 1000) / budget, kl=cost, ruler_acc=0.5))
                 for s in (0, 1)
                 for n in ("naive", "vtoken")
             ]
@@ -92,9 +92,9 @@ def test_quality_takes_the_columns_of_any_suite(tmp_path: Path) -> None:
     (table,) = part.tables
     lost = cell(table, "NLL lost", "random", "0.25")
     assert (lost.text, lost.small) == ("+1.6020", f"±{student_t(1) * 0.002:.4f}")
-    assert cell(table, "needle acc", "h2o", "0.25").text == "0.5"
+    assert cell(table, "ruler acc", "h2o", "0.25").text == "0.5"
     assert cell(table, "n", "h2o", "0.25").text == "2"  # seeds, not seeds and runtimes
-    assert [plot.title for plot in part.panels[0].plots] == ["NLL lost", "KL", "needle acc"]
+    assert [plot.title for plot in part.panels[0].plots] == ["NLL lost", "KL", "ruler acc"]
     names = {key.name for key in part.panels[1].plots[0].keys}
     assert names == {"full cache (native)", "h2o: naive", "h2o: vtoken", "random: naive", "random: vtoken"}
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,15 @@ def test_refused_at_once(vtoken_sweep: Sweep, args: list[str], says: str) -> Non
 )
 def test_refused_by_what_it_would_load(vtoken_sweep: Sweep, args: list[str], says: str) -> None:
     assert says in refused(vtoken_sweep, *SMALL, *args)
+
+
+@pytest.mark.parametrize("word", ["budegt=0.5", "+policy.x.y=1", "evict=never"])
+def test_a_misspelt_key_is_refused_before_anything_heavy(word: str) -> None:
+    code = f"import sys; sys.argv = ['vtoken-sweep', 'policy=h2o', {word!r}]; from vtoken_sdk import cli\n"
+    code += "try: cli.main()\nexcept SystemExit as end: print(end.code, {'torch', 'hydra', 'omegaconf'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "2 set()\n"
+    assert done.stderr.startswith("vtoken-sweep: ")
 
 
 def test_a_typo_in_a_file_is_refused(vtoken_sweep: Sweep) -> None:

@@ -115,6 +115,9 @@ def test_jobs_at_once(vtoken_sweep: Sweep) -> None:
     done = vtoken_sweep(*SMALL, "policy=./mine.py", "option.me=a,b", "runtime=naive", "workers=2", "dir=out")
     assert done.code == 0, done
     assert states() == ["done", "done"]
+    assert "2 jobs at once share this machine, and so disturb each other's times" in done.out
+    (result, _) = Path("out/jobs").glob("*/result.json")
+    assert json.loads(result.read_text())["provenance"]["jobs_at_once"] == 2
 
 
 def test_what_excludes_each_other_is_refused(vtoken_sweep: Sweep) -> None:

@@ -71,7 +71,8 @@ def write_plan(folder: Path, plan: Plan, how: Mapping[str, Any]) -> None:
             path.mkdir(exist_ok=True)
             write_whole(path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(job.config())))
         jobs = [{"job": job.id, **job.flat()} for job in plan.jobs]
-        what = {"name": plan.name, "experiment": plan.experiment, "provenance": of_sweep(), "axes": plan.axes, "notes": plan.notes}
+        source = {**of_sweep(), "cluster": how.get("cluster"), "jobs_at_once": how.get("jobs_at_once")}
+        what = {"name": plan.name, "experiment": plan.experiment, "provenance": source, "axes": plan.axes, "notes": plan.notes}
         write_json(folder / "plan.json", {**what, "cwd": os.getcwd(), **how, "jobs": jobs})
     except OSError as error:
         raise UsageError(f"dir={folder}: the plan cannot be written ({error.strerror}); name another folder, dir=PATH") from error

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing import connection, forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import ModuleType
 from typing import TypeVar, cast
 
 from vtoken_sdk.tracking.files import JobFolder
@@ -97,7 +98,8 @@ def _start(target: Callable[..., None], *args: object) -> tuple[BaseProcess, con
     context = multiprocessing.get_context("forkserver")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=target, args=(theirs, *args))
-    process.start()
+    with _without_main():
+        process.start()
     theirs.close()
     return process, ours
 
@@ -144,6 +146,17 @@ def _die_with_parent() -> None:
     if parent is not None:
         connection.wait([parent.sentinel])
         os._exit(1)
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """A process started inside does not import the caller's main module again: nothing of ours is in it, and it may be slow."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 @contextlib.contextmanager

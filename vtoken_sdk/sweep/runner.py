@@ -51,6 +51,9 @@ class Runner:
         if others:
             said = f"{short(self.folder)}/jobs has {count(others, 'job')} of another command or an edited policy, not in these results"
             self.say(f"Note: {said}")
+        sharing = self.how.on_this_machine or 1
+        if sharing > 1 and len(todo) > 1:
+            self.say(f"Note: {sharing} jobs at once share this machine, and so disturb each other's times")
         for note in plan.notes:
             self.say(f"Note: {note}")
         return todo

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,13 @@ class Steering:
         """Jobs that a search offers at a time."""
         return self.workers or 1
 
+    @property
+    def on_this_machine(self) -> int | None:
+        """Jobs that share this machine, and so each other's times; None where a cluster decides."""
+        if self.launcher == "joblib":
+            return self.workers or os.cpu_count() or 1
+        return None if self.launcher else self.workers or 1
+
     def facts(self) -> dict[str, Any]:
         """For the jobs' processes, in plan.json."""
-        return {"fail_fast": self.fail_fast, "cluster": self.launcher or "local", "rerun": self.rerun}
+        return {"fail_fast": self.fail_fast, "cluster": self.launcher or "local", "rerun": self.rerun, "jobs_at_once": self.on_this_machine}
