@@ -55,6 +55,7 @@ def test_a_search_finds_goes_on_and_repeats_nothing(vtoken_sweep: Sweep) -> None
     assert len(trials()) == 4
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
     assert "trial 4/4" in more.out
+    assert "another command" not in more.out
 
 
 def test_a_search_that_finds_no_value_says_so(vtoken_sweep: Sweep) -> None:

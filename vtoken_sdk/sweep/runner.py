@@ -48,7 +48,7 @@ class Runner:
             forget(self.folder / "jobs" / job.id)
         self.say(headline(plan, states, self.how.rerun, self.folder))
         others = sum(path.is_dir() for path in (self.folder / "jobs").iterdir()) - len(plan.jobs)
-        if others:
+        if others and self.how.search is None:  # a search does not know its jobs beforehand
             said = f"{short(self.folder)}/jobs has {count(others, 'job')} of another command or an edited policy, not in these results"
             self.say(f"Note: {said}")
         sharing = self.how.on_this_machine or 1

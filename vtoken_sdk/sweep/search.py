@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import optuna
 
 DIGITS = 4  # of a value proposed: what is beyond makes no difference, and a name that nobody can read
+AT_RANDOM = 5  # trials before the sampler learns; not of `trials`, or a search with more of them would begin otherwise
 LESS = ("waste", "blocks_", "nll", "kl", "preemptions", "moves", "plans", "bytes_moved", "seconds", "cut_short")
 MORE = ("output_tok_s", "total_tok_s", "utilization", "top1", "concurrency_peak", "admits_", "blocks_freed", "needle_acc")
 
@@ -142,7 +143,7 @@ class Search:
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         seed = int(self.axes["seed"][0] or 0)
-        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=max(3, min(10, self.how.trials // 3)))
+        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=AT_RANDOM)
         return optuna.create_study(direction=self.direction, sampler=sampler)
 
     def _ask(self, study: optuna.Study) -> Trial:
