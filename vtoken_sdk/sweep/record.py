@@ -18,7 +18,7 @@ from vtoken_sdk.tracking.files import JobFolder, read_json
 from .job import Job
 from .settings import UsageError, axes_of, flatten
 
-_TIME = re.compile(r"(_ms|_ms_p\d+|_tok_s|^seconds)$")  # columns that differ from one run to the next
+_TIME = re.compile(r"(_ms|_ms_p\d+|_tok_s|_throughput|_goodput|^seconds)$")  # columns that differ from one run to the next
 _NOT_FIGURES = {"job", "status", "error", "policy"}
 _SOURCES = re.compile(r"commit|python|version_|device_name|model_(revision|sha256)$|policy_sha256")
 

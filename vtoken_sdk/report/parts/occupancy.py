@@ -25,8 +25,8 @@ def part(view: View) -> Part:
     reason = ""
     if panels:
         notes += [
-            "Histograms: share of the held blocks by their live tokens, over the steps that were looked at (the 16th of them, on a GPU the 256th); "
-            "the first seed of each line.",
+            "Histograms: share of the held blocks by their live tokens, over the steps looked at (each 16th; on a GPU each 256th); the first "
+            "seed of each line.",
             *view.not_drawn,
         ]
     else:
