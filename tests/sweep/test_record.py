@@ -13,7 +13,9 @@ from vtoken_sdk.sweep.record import Record, is_figure
 
 from .conftest import SMALL, Sweep, results, write_policy
 
-TIMES = {name for name in COLUMNS if name.endswith(("_ms", "_p50", "_p95", "_p99", "_tok_s")) or name == "seconds"}
+TIMES = {
+    name for name in COLUMNS if name.endswith(("_ms", "_p50", "_p95", "_p99", "_tok_s", "_throughput", "_goodput")) or name == "seconds"
+}
 
 
 def test_a_run_rebuilt_from_its_record_alone(vtoken_sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:

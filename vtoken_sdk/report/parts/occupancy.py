@@ -25,8 +25,7 @@ def part(view: View) -> Part:
     reason = ""
     if panels:
         notes += [
-            "Histograms: share of the held blocks by their live tokens, over the steps looked at (each 16th; on a GPU each 256th); the first "
-            "seed of each line.",
+            "Histograms: share of the held blocks by their live tokens, in each 16th step (on a GPU each 256th) of the first seed.",
             *view.not_drawn,
         ]
     else:
