@@ -66,7 +66,8 @@ def to_hydra(args: Sequence[str]) -> list[str]:
 
 
 def main() -> None:
-    """vtoken-sweep. Exit codes: 0 good, 2 usage (nothing ran), 3 some jobs failed or are missing, 130 interrupted."""
+    """vtoken-sweep. Exit codes: 0 good, 2 usage (nothing ran), 3 some jobs failed or are missing, 4 other
+    figures than a record's, 130 interrupted."""
     _open_standard_streams()
     args = sys.argv[1:]
     if {"-h", "--help"} & set(args):

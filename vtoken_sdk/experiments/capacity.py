@@ -7,6 +7,9 @@ for another's end. The frontier is the largest number of the sweep up to which a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+from vtoken_sdk.report.compare import LOAD_KEYS, key_of
 
 from .finding import Finding, Outcome, Range
 from .paper import CAPACITY, CAPACITY_GAIN
@@ -18,8 +21,9 @@ QUESTION = "How many requests run at once in a fixed pool, nobody preempted, nob
 def analyze(runs: Runs) -> Outcome:
     found: list[Finding] = []
     points = []
-    natives: dict[str, int] = {}
-    for name, group in runs.groups(runs.runs, free=("seed", "requests")):
+    groups = runs.groups(runs.runs, free=("seed", "requests"))
+    natives = {_load(group[0]): frontier(group)[0] for _, group in groups if group[0]["runtime"] == "native"}
+    for name, group in groups:
         fitting, most = frontier(group)
         points += [{"name": name, "runtime": run["runtime"], "requests": run["requests"], "fits": fits(run)} for run in group]
         setting = CAPACITY.get((group[0]["pool_blocks"], group[0]["ctx"], group[0]["max_tokens"]))
@@ -34,9 +38,7 @@ def analyze(runs: Runs) -> Outcome:
         if ended:
             notes.append("the largest number tried fits; requests=... tries more")
         found.append(Finding("requests at once", name, fitting, "requests", paper, note="; ".join(notes), at_least=ended))
-        if runtime == "native":
-            natives[_load(group[0])] = fitting
-        elif (native := natives.get(_load(group[0]))) is not None and native:
+        if runtime != "native" and (native := natives.get(_load(group[0]))):
             gain = CAPACITY_GAIN if runtime == "vtoken" else None
             found.append(Finding("requests at once", f"{name}, against native", fitting / native, "times", gain, at_least=ended))
     return Outcome(QUESTION, found, {"points": points})
@@ -57,7 +59,5 @@ def frontier(group: Sequence[Run]) -> tuple[int, int]:
     return fitting, tried[-1]
 
 
-def _load(run: Run) -> str:
-    return str(
-        [run[key] for key in ("model", "pool_blocks", "pool_block_size", "ctx", "max_tokens", "workload", "lengths", "prefix_cache")]
-    )
+def _load(run: Run) -> tuple[Any, ...]:
+    return tuple(key_of(run.row, key) for key in LOAD_KEYS if key not in ("seed", "requests"))

@@ -33,8 +33,8 @@ def analyze(runs: Runs) -> Outcome:
         limit = LATENCY_FACTOR * _mean(best, "itl_ms_p95")
         loads = _by_load(group)
         found += [_throughput(name, loads, best, limit), _at_equal_load(name, loads, native), _goodput(name, loads, native, best)]
-        points += [_point(load, limit) for load in (*native, *loads)]
-    unique = list({(p["runtime"], p["policy"], p["budget"], *(p[k] for k in LOADS)): p for p in points}.values())
+        points += [_point(load, limit) | {"name": told} for told, side in (("native", native), (name, loads)) for load in side]
+    unique = list({(p["name"], *(p[k] for k in LOADS)): p for p in points}.values())
     return Outcome(QUESTION, found, {"points": unique})
 
 
@@ -47,8 +47,12 @@ def _of_same_loads(runs: Runs, group: Sequence[Run]) -> list[list[Run]]:
 def _by_load(group: Sequence[Run]) -> list[list[Run]]:
     loads: dict[tuple[Any, ...], list[Run]] = {}
     for run in group:
-        loads.setdefault(tuple(run[key] for key in LOADS), []).append(run)
+        loads.setdefault(_key(run), []).append(run)
     return list(loads.values())
+
+
+def _key(run: Run) -> tuple[Any, ...]:
+    return tuple(run[key] for key in LOADS)
 
 
 def _throughput(name: str, loads: list[list[Run]], best: list[Run], limit: float) -> Finding:
@@ -65,8 +69,8 @@ def _throughput(name: str, loads: list[list[Run]], best: list[Run], limit: float
 
 def _at_equal_load(name: str, loads: list[list[Run]], native: list[list[Run]]) -> Finding:
     paper = THROUGHPUT if loads[0][0]["runtime"] == "vtoken" else None
-    theirs = {_load(load): load for load in native}
-    pairs = [(load, other) for load in loads if (other := theirs.get(_load(load))) is not None]
+    theirs = {_key(load[0]): load for load in native}
+    pairs = [(load, other) for load in loads if (other := theirs.get(_key(load[0]))) is not None]
     within = [(load, other) for load, other in pairs if _mean(load, "itl_ms_p95") <= LATENCY_FACTOR * _mean(other, "itl_ms_p95")]
     if not within:
         return Finding(

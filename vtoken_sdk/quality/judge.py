@@ -1,4 +1,4 @@
-"""Items under eviction against the full cache: one score an item, and one row of means."""
+"""Items under eviction against the full cache: one score an item."""
 
 from __future__ import annotations
 

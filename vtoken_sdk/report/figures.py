@@ -20,7 +20,7 @@ Value = Callable[[Row], float | None]
 class Figure:
     """One figure: its heading, the part of the table it belongs to, its value and how that is written, a sentence on what it is.
 
-    better: "less" or "more" where the difference to native says something, or "". column: of the results, if it is one of them.
+    better: "less" or "more" where the difference to the baseline says something, or "". column: of the results, if it is one of them.
     """
 
     head: str
@@ -30,6 +30,11 @@ class Figure:
     about: str
     better: str = ""
     column: str = ""
+
+    @property
+    def says(self) -> bool:
+        """Is it an outcome, and not a count or the full cache's own?"""
+        return bool(self.better or self.column)
 
     @property
     def title(self) -> str:
@@ -59,7 +64,7 @@ class Figure:
         return Estimate.of(self.difference(row, baselines(row)) for row in line.rows)
 
     def difference(self, row: Row, base: Row | None) -> float | None:
-        """Relative to the native row: 0.1 is 10 % more. None where there is nothing to say."""
+        """Relative to the baseline's row: 0.1 is 10 % more. None where there is nothing to say."""
         if not self.better or base is None or row is base:
             return None
         ours, theirs = self.value(row), self.value(base)
@@ -138,9 +143,23 @@ def figures(rows: Sequence[Row]) -> list[Figure]:
             for suite, name in (("needle", "needle"), ("needle4", "4-key\nneedle"))
             for figure in (
                 Figure(
-                    f"{name}\nfound", "quality", itemgetter(f"{suite}_acc"), ".1%", "needles whose whole number is the first choice", "more"
+                    f"{name}\nfound",
+                    "quality",
+                    itemgetter(f"{suite}_acc"),
+                    ".1%",
+                    "needles whose whole number is the first choice",
+                    "more",
+                    column=f"{suite}_acc",
                 ),
-                Figure(f"{name}\nNLL", "quality", itemgetter(f"{suite}_nll"), ".3f", "of the needles' numbers, nats a token", "less"),
+                Figure(
+                    f"{name}\nNLL",
+                    "quality",
+                    itemgetter(f"{suite}_nll"),
+                    ".3f",
+                    "of the needles' numbers, nats a token",
+                    "less",
+                    column=f"{suite}_nll",
+                ),
                 Figure(
                     f"{name}\nitems", "quality", itemgetter(f"{suite}_items"), ",d", "needles that the full cache finds, and that count"
                 ),
@@ -150,10 +169,24 @@ def figures(rows: Sequence[Row]) -> list[Figure]:
             )
         ),
         Figure(
-            "Long-\nBench", "quality", itemgetter("longbench_score"), ".1f", "score of LongBench items by their metrics, percent", "more"
+            "Long-\nBench",
+            "quality",
+            itemgetter("longbench_score"),
+            ".1f",
+            "score of LongBench items by their metrics, percent",
+            "more",
+            column="longbench_score",
         ),
         Figure("Long-\nBench\nfull", "quality", itemgetter("longbench_score_full"), ".1f", "the same with the full cache"),
-        Figure("Long-\nBench\nNLL", "quality", itemgetter("longbench_nll"), ".3f", "of the true answers, nats a token", "less"),
+        Figure(
+            "Long-\nBench\nNLL",
+            "quality",
+            itemgetter("longbench_nll"),
+            ".3f",
+            "of the true answers, nats a token",
+            "less",
+            column="longbench_nll",
+        ),
         Figure("Long-\nBench\nitems", "quality", itemgetter("longbench_items"), ",d", "items that count"),
         Figure("Long-\nBench\ndropped", "quality", itemgetter("longbench_dropped"), ",d", "items on which the full cache scores 0"),
         Figure("MB\nmoved", "cost", megabytes_moved, ",.1f", "read plus written by the reclaimer"),
@@ -197,7 +230,7 @@ def _part_of(name: str) -> str:
 
 def quality_figures(rows: Sequence[Row]) -> list[Figure]:
     """What was judged and what was lost, without the counts and the full cache's own."""
-    judged = [f for f in figures(rows) if f.part == "quality" and f.title not in ("full NLL", "judged")]
+    judged = [f for f in figures(rows) if f.part == "quality" and f.says]
     lost = [LOST_NLL] if any(LOST_NLL.value(row) is not None for row in rows if row["status"] == "done") else []
     return [*lost, *judged]
 

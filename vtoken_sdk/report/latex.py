@@ -105,7 +105,7 @@ def _table(title: str, columns: Sequence[Column], groups: Sequence[Sequence[Sequ
             else "r"
         )
     heads = " & ".join(_head(column) for column in columns)
-    body = [rf"{' & '.join(map(_cell, row))} \\" for group in groups for row in [*group, None] if row is not None]
+    body = [rf"{' & '.join(map(_cell, row))} \\" for group in groups for row in group]
     ends = [sum(len(g) for g in groups[: n + 1]) for n in range(len(groups) - 1)]
     for end in reversed(ends):
         body.insert(end, r"\midrule")

@@ -46,8 +46,9 @@ class Client:
         return [self.engine.outputs[name] for name in self.names]
 
     def warm_up(self, requests: int) -> None:
-        """Run so many of the workload's requests for a few tokens and drop them: kernels are compiled and graphs captured before the clock
-        starts. Their prompts are reversed, so that no prefix of theirs is found later."""
+        """Run so many of the workload's requests for a few tokens, apart from the others, so that kernels are compiled and graphs captured
+        before the clock starts. Their prompts are reversed, so that no prefix of theirs is found later.
+        """
         turned = [prompt if self.engine.reads_future else prompt[::-1] for prompt in self.workload.prompts[:requests]]
         names = [self.engine.add_request(prompt, params) for prompt, params in zip(turned, self.params, strict=False)]
         while open_names := [n for n in names if self.engine.outputs[n].finish_reason is None]:

@@ -18,7 +18,7 @@ from .provenance import of_sweep
 from .settings import UsageError
 
 STOP = ".stop"  # no further job of this sweep is to start
-OUTCOME = ("status.json", "result.json", "steps.parquet", "error.txt", "log.txt")
+OUTCOME = ("status.json", "result.json", "steps.parquet", "bench.json", "quality.parquet", "error.txt", "log.txt")
 
 
 @contextlib.contextmanager

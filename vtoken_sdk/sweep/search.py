@@ -101,7 +101,12 @@ class Search:
         return [{**self.axes, **{key: [getattr(interval, end)] for key, interval in self.intervals.items()}} for end in ends]
 
     def baselines(self, plan: Plan) -> Plan:
-        """The jobs of a plan that no searched key changes: they run once."""
+        """The jobs of a plan that no searched key changes: they run once. Raises UsageError if there are no others."""
+        if not any(map(self.changes, plan.jobs)):
+            key, interval = next(iter(self.intervals.items()))
+            raise UsageError(
+                f"{key}={interval}: applies to no job of this search; look for the best of a key that one of its runtimes reads"
+            )
         return replace(plan, jobs=tuple(job for job in plan.jobs if not self.changes(job)))
 
     def changes(self, job: Job) -> bool:
@@ -142,7 +147,7 @@ class Search:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        seed = int(self.axes["seed"][0] or 0)
+        seed = int(self.axes.get("seed", [0])[0] or 0)  # it may be what is searched
         sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=AT_RANDOM)
         return optuna.create_study(direction=self.direction, sampler=sampler)
 

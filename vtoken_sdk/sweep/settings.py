@@ -12,7 +12,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from vtoken_sdk.tracking import KINDS
+from vtoken_sdk.tracking import KINDS, MODES
 
 from .interval import Interval
 
@@ -107,10 +107,6 @@ def text(key: str, value: Any) -> str:
     return str(value)
 
 
-def optional_text(key: str, value: Any) -> str | None:
-    return None if value is None else text(key, value)
-
-
 def flag(key: str, value: Any) -> bool:
     known = {"true": True, "false": False}
     if isinstance(value, bool) or str(value).lower() not in known:
@@ -147,14 +143,10 @@ def trackers(key: str, value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-def wandb_mode(key: str, value: Any) -> str | None:
-    return None if value is None else str(choice("offline", "online", "disabled")(key, value))
-
-
 # Keys of a job: all that its results depend on. What EngineConfig and the loaders check by themselves is only read here.
 JOB_KEYS: dict[str, Parser] = {
     "policy": text,
-    "policy_sha256": optional_text,
+    "policy_sha256": optional(text),
     "budget": budget,
     "evict.prefill": choice("chunk", "end", "never"),
     "evict.every": whole(0),
@@ -198,15 +190,15 @@ JOB_KEYS: dict[str, Parser] = {
     "quality.needles": whole(0),
     "quality.needles4": whole(0),
     "quality.query": choice("aware", "agnostic"),
-    "quality.text": optional_text,
-    "quality.data": optional_text,
+    "quality.text": optional(text),
+    "quality.data": optional(text),
     "quality.items": whole(0),
-    "quality.prompts": optional_text,
-    "quality.sha256": optional_text,
+    "quality.prompts": optional(text),
+    "quality.sha256": optional(text),
 }
 # How the sweep goes about its jobs: no result depends on these.
 STEER_KEYS: dict[str, Parser] = {
-    "from": optional_text,
+    "from": optional(text),
     "rerun": optional(choice("failed", "all")),
     "fail_fast": flag,
     "dry_run": flag,
@@ -221,11 +213,11 @@ STEER_KEYS: dict[str, Parser] = {
 # Keys of the sweep as a whole: one value each.
 SWEEP_KEYS: dict[str, Parser] = {
     **STEER_KEYS,
-    "name": optional_text,
-    "experiment": optional_text,
-    "dir": optional_text,
+    "name": optional(text),
+    "experiment": optional(text),
+    "dir": optional(text),
     "tracker": trackers,
-    "wandb.mode": wandb_mode,
+    "wandb.mode": optional(choice(*MODES)),
     "wandb.project": text,
     "wandb.timeout": number,
 }

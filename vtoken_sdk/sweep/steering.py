@@ -55,4 +55,4 @@ class Steering:
 
     def facts(self) -> dict[str, Any]:
         """For the jobs' processes, in plan.json."""
-        return {"fail_fast": self.fail_fast, "cluster": self.launcher or "local", "rerun": self.rerun, "jobs_at_once": self.on_this_machine}
+        return {"fail_fast": self.fail_fast, "cluster": self.launcher or "local", "jobs_at_once": self.on_this_machine}

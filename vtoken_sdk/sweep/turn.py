@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from vtoken_sdk.tracking.files import JobFolder
 
@@ -42,6 +42,17 @@ def visible_gpus() -> list[str]:
     return (named or [str(number) for number in range(count)])[:count]
 
 
+def _shared(path: Path) -> IO[str]:
+    """A file that another user's jobs lock as well. What is there is opened, not created, which many systems refuse there."""
+    try:
+        return path.open("r+")
+    except FileNotFoundError:
+        made = path.open("a")
+        with contextlib.suppress(OSError):
+            path.chmod(0o666)
+        return made
+
+
 @contextlib.contextmanager
 def one_of(names: Sequence[str], waiting: Callable[[], None]) -> Iterator[str]:
     """The first of these that nobody on this machine holds; it is held to the end, or until the process ends. waiting: if all are taken."""
@@ -49,9 +60,7 @@ def one_of(names: Sequence[str], waiting: Callable[[], None]) -> Iterator[str]:
     while True:
         for name in names:
             path = Path(tempfile.gettempdir()) / f"vtoken-gpu-{re.sub(r'[^A-Za-z0-9-]', '_', name)}.lock"
-            with path.open("a") as lock:
-                with contextlib.suppress(OSError):
-                    path.chmod(0o666)  # another user's jobs take turns too
+            with _shared(path) as lock:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:

@@ -1,7 +1,7 @@
 """The files of a sweep. Each is written whole or not at all; they are the truth that tables, reports and W&B are made of.
 
-DIR/{plan.json, results.parquet, results.csv, report.html}
-DIR/jobs/<job>/{config.yaml, status.json, steps.parquet, result.json, error.txt, log.txt, wandb/}
+DIR/{plan.json, results.parquet, results.csv, report.html, jobs.jsonl, experiment.json, search.json}
+DIR/jobs/<job>/{config.yaml, status.json, steps.parquet, bench.json, quality.parquet, result.json, error.txt, log.txt, wandb/}
 """
 
 from __future__ import annotations

@@ -23,5 +23,5 @@ def part(view: View) -> Part:
         notes.append("One job alone, from its record:")
         home = view.record.sweeps[0]
         job = next((row["job"] for row in home.rows), "JOB")
-        code.append(shlex.join(["vtoken-sweep", "--config-dir", f"jobs/{job}", "--config-name", "config"]))
+        code.append(shlex.join(["vtoken-sweep", f"from={home.path / 'jobs' / str(job)}"]))
     return Part("commands", TITLE, notes, code=[*code, *([view.again] if view.again else [])])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from vtoken_sdk.report.compare import Line, Row
+from vtoken_sdk.report.compare import Line
 from vtoken_sdk.report.document import Cell, Column, Panel, Part, Plot, Table
-from vtoken_sdk.report.figures import held_ratio
+from vtoken_sdk.report.figures import held_ratio, megabytes_moved
 from vtoken_sdk.report.plots import Curve, curves
 from vtoken_sdk.report.stats import Estimate
 
@@ -45,9 +45,9 @@ def _cells(line: Line) -> list[Cell]:
         ([row["plans"] for row in line.rows], ",.0f"),
         ([row["moves"] for row in line.rows], ",.0f"),
         ([_share(row["moves"], row["plans"]) for row in line.rows], ",.1f"),
-        ([_megabytes(row) for row in line.rows], ",.3g"),
+        ([megabytes_moved(row) for row in line.rows], ",.3g"),
         ([row["blocks_freed"] for row in line.rows], ",.0f"),
-        ([_share(_megabytes(row), row["blocks_freed"]) for row in line.rows], ",.2g"),
+        ([_share(megabytes_moved(row), row["blocks_freed"]) for row in line.rows], ",.2g"),
         ([held_ratio(row) for row in line.rows], ".2f"),
         ([row["plan_ms"] for row in line.rows], ".2f"),
         ([row["copy_ms"] for row in line.rows], ".2f"),
@@ -59,16 +59,12 @@ def _share(part: float | None, whole: float | None) -> float | None:
     return None if part is None or not whole else part / whole
 
 
-def _megabytes(row: Row) -> float | None:
-    return None if row["bytes_moved"] is None else row["bytes_moved"] / 1e6
-
-
 def _buys(view: View, compacting: list[Line]) -> Plot | None:
     """What is moved against what stays wasted: a color a policy."""
     colors = view.colors("policy")
     shown: dict[str, list[tuple[float, float]]] = {}
     for line in compacting:
-        moved, ratio = Estimate.of(_megabytes(row) for row in line.rows), Estimate.of(held_ratio(row) for row in line.rows)
+        moved, ratio = Estimate.of(megabytes_moved(row) for row in line.rows), Estimate.of(held_ratio(row) for row in line.rows)
         if moved is not None and ratio is not None:
             shown.setdefault(str(line.first["policy"]), []).append((moved.mean, ratio.mean))
     drawn = [Curve(p, colors[p], [x for x, _ in at], [y for _, y in at], marker="o", line=False) for p, at in shown.items()]

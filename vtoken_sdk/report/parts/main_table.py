@@ -11,7 +11,7 @@ def part(view: View) -> Part:
     title = "Comparison"
     if not view.done:
         return Part("comparison", title, reason=view.why_empty)
-    shown = [f for f in view.figures if f.part != "cost" and f.title not in ("full NLL", "judged")]  # these are in parts of their own
+    shown = [f for f in view.figures if f.part != "cost" and (f.part != "quality" or f.says)]  # these are in parts of their own
     columns = [*view.name_columns(), *(Column(f.head, f.about) for f in shown)]
     groups = [[[*view.name_cells(line), *(figure_cell(f, line, view.baselines) for f in shown)] for line in group] for group in view.groups]
     against = f"Below a figure: its difference to {view.baselines.name} under the same load. " if view.baselines.of else ""

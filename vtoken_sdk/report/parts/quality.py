@@ -33,7 +33,7 @@ def part(view: View) -> Part:
 
 def table(view: View) -> Table:
     """One line a policy and budget: the runtimes' figures are the same but for rounding, so their mean is each seed's value."""
-    figures = [*quality_figures(view.rows), *(f for f in view.figures if f.title in ("full NLL", "judged"))]
+    figures = [*quality_figures(view.rows), *(f for f in view.figures if f.part == "quality" and not f.says)]
     columns = [Column("policy", text=True), Column("budget", text=True), Column("n", "seeds"), *(Column(f.head, f.about) for f in figures)]
     rows = []
     for policy, lines in _policies(view).items():

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 from vtoken_sdk.report.compare import Baselines, Line, Row, fixed_label, key_of, label, lines, names_of, show, trimmed
-from vtoken_sdk.report.document import Cell, Column, Key
+from vtoken_sdk.report.document import Cell, Column
 from vtoken_sdk.report.figures import Figure, Value, block_unit, figures, in_blocks_of
 from vtoken_sdk.report.plots import SERIES, Bar
 from vtoken_sdk.report.record import Record
@@ -104,12 +103,12 @@ class View:
         names = [Cell(show(key, key_of(line.first, key))) for key in self.keys]
         return [Cell(line.runtime, color=line.runtime), *names, *counts]
 
-    def bar_groups(self, value: Value, only: Callable[[Line], bool] = lambda _: True) -> list[tuple[str, list[Bar]]]:
+    def bar_groups(self, value: Value) -> list[tuple[str, list[Bar]]]:
         """A bar a line, in the color of its runtime, for as many groups as are drawn."""
         groups = []
         for group in self.groups[: GROUPS_DRAWN + 1]:
             bars = []
-            for line in filter(only, group):
+            for line in group:
                 estimate = Estimate.of(value(row) for row in line.rows)
                 if estimate is not None:
                     bars.append(Bar(line.runtime, [(line.runtime, estimate.mean)], estimate.half or 0.0))
@@ -121,10 +120,6 @@ class View:
         """A note on what plots by group leave out."""
         more = len(self.groups) - GROUPS_DRAWN - 1
         return [f"Drawn for the first {GROUPS_DRAWN + 1} combinations; {more} more are in the tables only."] if more > 0 else []
-
-    @property
-    def runtime_keys(self) -> list[Key]:
-        return [Key(name, name) for name in dict.fromkeys(line.runtime for line in self.lines)]
 
 
 def figure_cell(figure: Figure, line: Line, baselines: Baselines) -> Cell:
