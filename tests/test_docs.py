@@ -131,6 +131,7 @@ class Newcomer:
 
     def plain(self, text: str, *, exact: bool) -> str:
         text = re.sub(r"jobs/\w{12}", "jobs/#", text.replace(str(self.folder), HOME))
+        text = re.sub(r", about [\d.]+ \w+ left", "", text)  # told where it is worth telling
         text = re.sub(r"\[[\d, ]+\]" if exact else r"\d[\d,.]*", "#", text)
         return " ".join(re.sub("─+", " ", text).split())
 
