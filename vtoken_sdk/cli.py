@@ -79,7 +79,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _sweep(args)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # jobs that run are stopped in an orderly way, and not here
+        print("vtoken-sweep: interrupted before any job ran", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

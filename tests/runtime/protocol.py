@@ -186,7 +186,7 @@ class Simulation:
         self.main.popleft()[0]()
         # Nobody owns these blocks: what they hold is rubbish from now on.
         free = (self.pool.owners[:-1] == 0).repeat_interleave(self.size)
-        self.cache.keys[0, : -self.size][free] = torch.nan
+        self.cache.keys[0, : self.cache.n_slots][free] = torch.nan
         return True
 
     def advance_side(self) -> bool:

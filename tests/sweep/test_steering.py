@@ -153,7 +153,7 @@ def test_a_piped_sweep_says_now_and_then_how_long_it_takes(tmp_path: Path) -> No
     assert len(out.getvalue().splitlines()) == 1
     clock.now = 150.0
     follower.look()
-    assert out.getvalue().splitlines()[1] == "[1/4] job 1 (engine) since about 2 min, about 4 min left"
+    assert out.getvalue().splitlines()[1] == "[1/4] job 1 (engine) for about 30 s, about 4 min left"
     follower.look()
     assert len(out.getvalue().splitlines()) == 2
     say(1, status="failed", error="ValueError: no")

@@ -17,6 +17,7 @@ from .figures import Figure, block_unit, figures
 from .verdict import caveats, verdict
 
 TITLE_KEYS = ("policy", "option", "budget", "model", "weights", "dtype", "device", "workload", "requests", "ctx")
+LOAD = {"lengths": "fixed", "length_scale": 1.0, "arrivals": "rate", "request_rate": None, "burstiness": None, "max_concurrency": None}
 PADDING = 2  # characters between two columns
 WIDE = 200  # characters
 
@@ -31,7 +32,8 @@ def print_comparison(console: Console, rows: Sequence[Row]) -> None:
     done = [r for r in rows if r["status"] == "done"]
     if done:
         console.print()
-        console.print(Text(fixed_label(done, TITLE_KEYS), style="bold"))
+        unusual = [key for key, usual in LOAD.items() if any(row.get(key) not in (None, usual) for row in done)]
+        console.print(Text(fixed_label(done, [*TITLE_KEYS, *unusual]), style="bold"))
         unit = block_unit(done)
         console.print(f"Blocks of {unit} held, mean over the steps; ideal: the fewest for the live tokens. Times in ms.", highlight=False)
         for table in tables(rows, console.width, figures(rows)):

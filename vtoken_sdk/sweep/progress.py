@@ -43,6 +43,7 @@ class Follower:
         )  # fmt: skip
         self.task = self.bar.add_task("starting", total=self.total, left="")
         self.began = self.said = clock()
+        self.seen: dict[str, float] = {}  # running jobs: since when
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._follow, daemon=True)
 
@@ -70,13 +71,14 @@ class Follower:
 
     def look(self) -> None:
         """Read the status of every job that is not known to have ended."""
-        doing = ""
+        doing, spent = "", 0.0
         for job_id, folder in list(self.open.items()):
             status = folder.status
             name, state = self.names[job_id], status.get("status")
             if state == "running":
                 self.shares[job_id] = float(status.get("share", 0.0))
-                doing = f"{name} ({status.get('phase')})"
+                since = self.seen.setdefault(job_id, self.clock())
+                doing, spent = f"{name} ({status.get('phase')})", self.clock() - since
             elif state in ("done", "failed"):
                 del self.open[job_id]
                 self.shares[job_id] = 1.0
@@ -84,7 +86,7 @@ class Follower:
                 self.say(f"{name}: {how}")
                 self.tracker.add(folder.path)
         if self.bar.disable and doing and self.clock() - self.said > SAY_EVERY:
-            self.say(f"{doing} since {duration(self.clock() - self.began)}")
+            self.say(f"{doing} for {duration(spent)}")
         self.bar.update(self.task, completed=sum(self.shares.values()), left=self.left, description=doing or None)
 
     def say(self, what: str) -> None:

@@ -47,10 +47,9 @@ class Runner:
         for job in todo:
             forget(self.folder / "jobs" / job.id)
         self.say(headline(plan, states, self.how.rerun, self.folder))
-        others = sum(path.is_dir() for path in (self.folder / "jobs").iterdir()) - len(plan.jobs)
-        if others and self.how.search is None:  # a search does not know its jobs beforehand
-            said = f"{short(self.folder)}/jobs has {count(others, 'job')} of another command or an edited policy, not in these results"
-            self.say(f"Note: {said}")
+        if self.how.search is None:  # a search does not know its jobs beforehand
+            for note in notes_on_others(self.folder, plan):
+                self.say(f"Note: {note}")
         sharing = self.how.on_this_machine or 1
         if sharing > 1 and len(todo) > 1:
             self.say(f"Note: {sharing} jobs at once share this machine, and so disturb each other's times")
@@ -82,6 +81,15 @@ def runs(state: str, rerun: str | None) -> bool:
     return rerun == "all" or state in ("missing", "killed") or (rerun == "failed" and state == "failed")
 
 
+def notes_on_others(folder: Path, plan: Plan) -> list[str]:
+    """What else the folder holds."""
+    here = {path.name for path in (folder / "jobs").iterdir() if path.is_dir()} if (folder / "jobs").is_dir() else set()
+    others = len(here - {job.id for job in plan.jobs})
+    return (
+        [f"{short(folder)}/jobs has {count(others, 'job')} of another command or an edited policy, not in these results"] if others else []
+    )
+
+
 def headline(plan: Plan, states: dict[str, str], rerun: str | None, folder: Path | None) -> str:
     """5 jobs, 3 already done, 2 to run in outputs/x"""
     again = sum(runs(state, rerun) for state in states.values())
@@ -98,7 +106,7 @@ def print_plan(console: Console, folder: Path | None, plan: Plan, how: Steering,
     for job, name in zip(plan.jobs, job_names(plan.jobs), strict=True):
         lines.append(f"  {job.id}  {'run' if runs(states[job.id], how.rerun) else states[job.id]:6}  {name}")
     lines += [search.described] if search else []
-    lines += [f"Note: {note}" for note in plan.notes]
+    lines += [f"Note: {note}" for note in [*(notes_on_others(folder, plan) if folder and search is None else []), *plan.notes]]
     for line in [*lines, "Dry run: nothing was run or written."]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
