@@ -27,5 +27,6 @@ def analyze(runs: Runs) -> Outcome:
                 mean, spread = over_seeds(known)
                 found.append(Finding(metric, name, mean, unit, better="lower" if unit == "nats" else "higher", note=spread))
         if not any(finding.setting == name for finding in found):
-            found.append(Finding(FIGURES[0][0], name, None, "nats", note="no quality was judged"))
+            why = ": random weights have none" if group[0]["weights"] == "dummy" else ""
+            found.append(Finding(FIGURES[0][0], name, None, "nats", note=f"no quality was judged{why}"))
     return Outcome(QUESTION, found)
