@@ -51,7 +51,8 @@ def steps(engine: Engine, requests: int, ctx: int, new: int) -> tuple[list[StepR
 def measure(model: LoadedModel, policy: EvictionPolicy | None, args: argparse.Namespace, *, every: int, capture: bool) -> dict[str, Any]:
     blocks = args.requests * (-(-(args.ctx + 80) // 16) + 1)
     config = EngineConfig(
-        runtime="vtoken" if policy else "native", pool_blocks=blocks, max_running=args.requests, chunk=2048, prefill_chunks=args.requests,
+        runtime="vtoken" if policy else "native", pool_blocks=blocks, max_running=args.requests, chunk=2048,
+        prefill_tokens=2048 * args.requests,
         evict=EvictOptions("chunk", every), capture_policy=capture,
     )  # fmt: skip
     engine = Engine(model, config, policy)

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 RuntimeName = Literal["native", "naive", "refill", "vtoken", "page1"]
 Packing = Literal["fill", "fresh"]
+StreamName = Literal["side", "main"]
 PrefillEviction = Literal["chunk", "end", "never"]
 Granularity = Literal["token", "layer", "head"]
 Kernels = Literal["auto", "triton", "torch"]
@@ -68,6 +69,7 @@ class ReclaimOptions:
     threshold: only blocks with at most this live fraction are emptied (0 < x <= 1). margin: free blocks that `fresh` leaves alone.
     slack: free private slots that packing leaves to each request. move_cap: tokens moved by one plan, over the whole batch.
     publish_after: steps between a plan and its publication. refill: new tokens may also take dead slots.
+    stream: copies run beside the decoder ("side"), or between its steps ("main"), to see what the side stream gains.
     """
 
     packing: Packing = "fill"
@@ -77,8 +79,10 @@ class ReclaimOptions:
     move_cap: int = 4096
     publish_after: int = 2
     refill: bool = False
+    stream: StreamName = "side"
 
     def __post_init__(self) -> None:
+        _check_choice("reclaim.stream", self.stream, get_args(StreamName))
         _check_choice("reclaim.packing", self.packing, get_args(Packing))
         ok = isinstance(self.threshold, int | float) and not isinstance(self.threshold, bool) and 0 < self.threshold <= 1
         if not ok:
@@ -95,7 +99,8 @@ class EngineConfig:
 
     pool_blocks counts blocks of `block_size` tokens; `page1` turns the same memory into blocks of one token.
     chunk: prompt tokens a request prefills in one step. max_running: requests held at once.
-    prefill_chunks: prompt chunks run in one step. lag: steps that the host's knowledge is behind the device.
+    prefill_tokens: prompt tokens run in one step, over all requests and in whole chunks, one of them at least; None: as many as `chunk`.
+    lag: steps that the host's knowledge is behind the device.
     poison: write NaN into every slot that dies or is freed (a debugging aid).
     kernels: "triton" (needs a GPU, or TRITON_INTERPRET=1 for a debugger's patience), "torch" (their plain twins), or "auto": by device.
     cuda_graphs: replay decode steps and reclaim as CUDA graphs, where kernels run them.
@@ -108,7 +113,7 @@ class EngineConfig:
     pool_blocks: int = 1024
     max_running: int = 64
     chunk: int = 2048
-    prefill_chunks: int = 1
+    prefill_tokens: int | None = None
     budget: float | int = 0.5
     granularity: Granularity = "token"
     evict: EvictOptions = field(default_factory=EvictOptions)
@@ -131,8 +136,10 @@ class EngineConfig:
         if not isinstance(self.block_size, int):
             raise ConfigError(f"block_size={self.block_size!r}: use one of {BLOCK_SIZES}, as a whole number")
         for f in fields(self):
-            if f.name in ("pool_blocks", "max_running", "chunk", "prefill_chunks", "lag"):
+            if f.name in ("pool_blocks", "max_running", "chunk", "lag"):
                 _check_int(f.name, getattr(self, f.name), 1)
+        if self.prefill_tokens is not None:
+            _check_int("prefill_tokens", self.prefill_tokens, 1)
         _check_int("seed", self.seed, 0)
         check_budget(self.budget)
         _check_choice("granularity", self.granularity, get_args(Granularity))
@@ -143,6 +150,11 @@ class EngineConfig:
     def slots_per_block(self) -> int:
         """Tokens a block as the pool sees it: 1 under `page1`."""
         return 1 if self.runtime == "page1" else self.block_size
+
+    @property
+    def step_tokens(self) -> int:
+        """Prompt tokens of one step."""
+        return self.chunk if self.prefill_tokens is None else self.prefill_tokens
 
     @property
     def n_blocks(self) -> int:

@@ -1,4 +1,4 @@
-"""Where the copies of a plan run: a second CUDA stream, or on a CPU a queue that is as late as a test wants it."""
+"""Where the copies of a plan run: a second CUDA stream, or on a CPU a queue that is as late as a test wants it; or the main stream."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from .config import StreamName
 from .kv_cache import KVCache
 from .planner import Plan
 
@@ -94,5 +95,26 @@ class SideStream:
         self._plan = None
 
 
-def make_copy_stream(cache: KVCache) -> CopyStream:
+class MainStream:
+    """Between two steps, as if there were no other stream: what the side stream is measured against."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self.cache = cache
+
+    def submit(self, plan: Plan) -> None:
+        self.cache.move(plan.source_slot, plan.target_slot, plan.count)
+
+    def tick(self) -> None:
+        """Nothing is late."""
+
+    def join(self) -> bool:
+        return False
+
+    def abandon(self) -> None:
+        """Nothing is left."""
+
+
+def make_copy_stream(cache: KVCache, name: StreamName = "side") -> CopyStream:
+    if name == "main":
+        return MainStream(cache)
     return SideStream(cache) if cache.keys.device.type == "cuda" else DeferredStream(cache)

@@ -1,28 +1,32 @@
-"""What a forward pass over some rows gave."""
+"""What a forward pass gave for some rows."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """count: int64 [B], tokens that ran. logits: [B, V]. chosen: int64 [B], the greedy choice. bad_layer: int64 [B], -1 if all is finite.
+    """count: int64 [B], tokens that ran. bad_layer: int64 [B], -1 if all is finite. Where a next token is wanted, logits: [B, V], and
+    chosen: int64 [B], the greedy choice.
 
-    mass: fp32 [B, width] by token id, where it was asked for. learned: the policy has seen it already.
+    mass: fp32 [B, width] by token id, key_norms: fp32 [B, n] as `StepContext` has it, where they were asked for.
+    learned: the policy has seen it already.
     """
 
     rows: Tensor
     count: Tensor
-    logits: Tensor
-    chosen: Tensor
     bad_layer: Tensor
-    mass: Tensor | None
+    logits: Tensor | None = None
+    chosen: Tensor | None = None
+    mass: Tensor | None = None
+    key_norms: Tensor | None = None
     learned: bool = False
 
     def first(self, n: int) -> Decoded:
         """Of the first n rows."""
-        mass = None if self.mass is None else self.mass[:n]
-        return Decoded(self.rows[:n], self.count[:n], self.logits[:n], self.chosen[:n], self.bad_layer[:n], mass, self.learned)
+        parts: dict[str, Any] = {f.name: value[:n] for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
+        return replace(self, **parts)

@@ -23,6 +23,7 @@ from .audit import check_worker
 from .capacity import concurrent_requests, peak_blocks
 from .compaction import Compaction
 from .config import ConfigError, EngineConfig
+from .decoded import Decoded
 from .detokenizer import Detokenizer
 from .eviction import Evictor, eviction_log, known_part
 from .intake import as_token_ids, refuse_bad_request, refuse_too_big
@@ -189,40 +190,30 @@ class Engine:
         if not decode and not prefill:
             return
         width = worker.width(max([s.cursor + 1 for s in decode] + list(ends.values())))
+        again = [seq for seq in prefill if seq.replaying]
+        for seq in decode:
+            seq.cursor += 1
+            seq.decoded += 1
+        with self.worker.watch.part("model"):
+            made = worker.forward(decode, [(seq, ends[seq]) for seq in prefill], width)
+        for seq in prefill:
+            flight.prefill_tokens += ends[seq] - seq.cursor
+            seq.cursor = ends[seq]
+            self.prefixes.enter(seq)
         counts: list[Tensor] = []
         masses: list[Tensor] = []
         learning: list[Sequence] = []
         learned: list[Sequence] = []
-        for seq in decode:
-            seq.cursor += 1
-            seq.decoded += 1
-            flight.ran.append((seq.held_row, seq, True))
-        with self.worker.watch.part("model"):
-            if decode:
-                made = worker.decode(decode, width)
-                if made.learned:
-                    learned += decode
-                else:
-                    learning += decode
-                    counts.append(made.count)
-                    if made.mass is not None:
-                        masses.append(made.mass)
-                self._keep(decode, made.logits, made.mass)
-            for seq in prefill:
-                end, replaying = ends[seq], seq.replaying
-                samples = end == len(seq.prompt) and not replaying
-                count, one, mass = worker.prefill(seq, end, width, sample=samples)
-                flight.prefill_tokens += end - seq.cursor
-                seq.cursor = end
-                if not replaying:
-                    counts.append(count)
-                    learning.append(seq)
-                    if mass is not None:
-                        masses.append(mass)
-                self._keep([seq], one, mass)
-                flight.ran.append((seq.held_row, seq, samples))
-                self.prefixes.enter(seq)
-        again = [s for s in prefill if s not in learning]
+        for seqs, one in zip([decode] * bool(decode) + [[seq] for seq in prefill], made, strict=True):
+            flight.ran += [(seq.held_row, seq, one.logits is not None) for seq in seqs]
+            self._keep(seqs, one)
+            if one.learned:
+                learned += seqs
+            elif seqs[0] not in again:
+                learning += seqs
+                counts.append(one.count)
+                if one.mass is not None:
+                    masses.append(one.mass)
         failed = self.evictor.after_step(learning, learned, again, counts, masses, width)
         for seq in learning:
             if seq.held_row in failed:
@@ -230,14 +221,13 @@ class Engine:
                 self.worker.freeze(seq.held_row)
                 flight.failed.append((seq, self._blame(seq, failed[seq.held_row], flight.step)))
 
-    def _keep(self, seqs: list[Sequence], logits: Tensor | None, mass: Tensor | None) -> None:
+    def _keep(self, seqs: list[Sequence], made: Decoded) -> None:
         for i, seq in enumerate(seqs):
-            if seq.params.logits and logits is not None:
-                seq.logits.append(logits[i].to(torch.float32, copy=True))
-            if seq.params.record and mass is not None:
-                norms = self.worker.key_norms
-                assert norms is not None
-                seq.recorded.append((seq.cursor, mass[i, : seq.cursor].cpu(), norms[i].cpu() / self.adapter.layers))
+            if seq.params.logits and made.logits is not None:
+                seq.logits.append(made.logits[i].to(torch.float32, copy=True))
+            if seq.params.record and made.mass is not None:
+                assert made.key_norms is not None
+                seq.recorded.append((seq.cursor, made.mass[i, : seq.cursor].cpu(), made.key_norms[i].cpu() / self.adapter.layers))
 
     # -- scheduling -----------------------------------------------------------------------------------------------------
 
@@ -247,8 +237,10 @@ class Engine:
         if scheduler.free_bound < scheduler.growth_bound(decode, prefill):
             decode, prefill = self._make_room()
         else:
-            while scheduler.waiting and len(prefill) < self.config.prefill_chunks and len(scheduler.running) < self.config.max_running:
+            while scheduler.waiting and len(scheduler.running) < self.config.max_running:
                 seq = scheduler.waiting[0]
+                if not scheduler.has_room([*prefill, seq]):
+                    break
                 left = scheduler.admissible(seq, decode, prefill)
                 if left < 0:
                     self.prefixes.give(-left, seq, self.steps)

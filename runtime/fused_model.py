@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from .kernel_step import KernelStep
 from .kernels.kv_write import rotary_table
 from .kernels.layers import add_norm, silu_mul
+from .step_context import Part
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -97,19 +98,47 @@ class FusedModel:
             norms,
         )
 
-    def forward(self, ids: Tensor, step: KernelStep, *, logits: bool) -> Tensor | None:
-        """ids: int64 [B, n] at step.positions. Returns [B, vocabulary] of the last position in the model's dtype, or None."""
-        batch, n = ids.shape
-        x = F.embedding(ids.flatten(), self.embedding)
-        cos, sin = rotary_table(step.positions.flatten(), self.frequencies, self.rotary_scaling, x.dtype)
+    def forward(self, parts: Sequence[Part]) -> list[Tensor | None]:
+        """All parts in one pass, each with an attention of its own: their steps are `KernelStep`s. Returns as `ModelAdapter.forward`."""
+        x = F.embedding(_joined([part.ids.flatten() for part in parts]), self.embedding)
+        positions = _joined([part.step.positions.flatten() for part in parts])
+        cos, sin = rotary_table(positions, self.frequencies, self.rotary_scaling, x.dtype)
+        sizes = [part.ids.numel() for part in parts]
+        tables = list(zip(cos.split(sizes), sin.split(sizes), strict=True))
         residual = torch.empty_like(x)
         for i, layer in enumerate(self.layers):
             y = add_norm(x, residual, layer.before_attention, self.epsilon, add=i > 0)
-            y = step.attend_projected(i, layer.qkv(y), cos, sin, layer.norms, self.heads, self.scale, self.windows[i])
+            y = self._attend(i, layer.qkv(y).split(sizes), tables, parts)
             y = add_norm(layer.out(y), residual, layer.before_mlp, self.epsilon, add=True)
             x = layer.down(silu_mul(layer.gate_up(y)))
-        if not logits:
-            return None
-        if n > 1:
-            x, residual = x.view(batch, n, -1)[:, -1].contiguous(), residual.view(batch, n, -1)[:, -1].contiguous()
-        return self.head(add_norm(x, residual, self.norm, self.epsilon, add=True))
+        return self._logits(x.split(sizes), residual.split(sizes), parts)
+
+    def _attend(self, i: int, projected: Sequence[Tensor], tables: Sequence[tuple[Tensor, Tensor]], parts: Sequence[Part]) -> Tensor:
+        """projected: queries, keys and values of each part, [B * n, (Hq + 2 H) * D]. Returns [tokens of all parts, Hq * D]."""
+        made = []
+        for part, qkv, (cos, sin) in zip(parts, projected, tables, strict=True):
+            assert isinstance(part.step, KernelStep)
+            norms = self.layers[i].norms
+            made.append(part.step.attend_projected(i, qkv, cos, sin, norms, self.heads, self.scale, self.windows[i]))
+        return _joined(made)
+
+    def _logits(self, states: Sequence[Tensor], residuals: Sequence[Tensor], parts: Sequence[Part]) -> list[Tensor | None]:
+        """Of the last position of each row of the parts that sample."""
+        wanted = [i for i, part in enumerate(parts) if part.samples]
+        made: list[Tensor | None] = [None] * len(parts)
+        if wanted:
+            rows = [len(parts[i].ids) for i in wanted]
+            x, residual = (_joined([_last(side[i], len(parts[i].ids)) for i in wanted]) for side in (states, residuals))
+            logits = self.head(add_norm(x, residual, self.norm, self.epsilon, add=True))
+            for i, part in zip(wanted, logits.split(rows), strict=True):
+                made[i] = part
+        return made
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _last(x: Tensor, batch: int) -> Tensor:
+    """[B * n, hidden] -> [B, hidden] of each row's last position, dense."""
+    return x if len(x) == batch else x.view(batch, -1, x.shape[-1])[:, -1].contiguous()

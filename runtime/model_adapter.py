@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from .step_context import StepContext
+from .step_context import Part, StepContext
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -77,23 +78,21 @@ class ModelAdapter:
         """Tokens further back than this are outside the window of every layer; None if some layer sees everything."""
         return None if None in self.windows else max(w for w in self.windows if w is not None)
 
-    def forward(self, ids: Tensor, step: StepContext, logits: Literal["last", "none"]) -> Tensor | None:
-        """ids: int64 [B, n] at step.positions. Returns [B, vocabulary] of the last position in the model's dtype, or None."""
-        if self._fused is not None:
-            from .kernel_step import KernelStep
-
-            assert isinstance(step, KernelStep)
-            with torch.inference_mode():
-                return self._fused.forward(ids, step, logits=logits == "last")
-        inputs = {"input_ids": ids, "position_ids": step.positions, "use_cache": False, "vtoken_step": step}
+    def forward(self, parts: Sequence[Part]) -> list[Tensor | None]:
+        """Of each part that samples, [B, vocabulary] of the last position in the model's dtype. A fused model runs all in one pass."""
         with torch.inference_mode():
-            made = self.hf.model(**inputs) if logits == "none" else self.hf(**inputs, logits_to_keep=1).logits[:, -1]
+            return self._fused.forward(parts) if self._fused is not None else [self._run_modules(part) for part in parts]
+
+    def _run_modules(self, part: Part) -> Tensor | None:
+        step = part.step
+        inputs = {"input_ids": part.ids, "position_ids": step.positions, "use_cache": False, "vtoken_step": step}
+        made = self.hf(**inputs, logits_to_keep=1).logits[:, -1] if part.samples else self.hf.model(**inputs)
         if step.attended != self.layers:
             raise RuntimeError(
                 f"{step.attended} of {self.layers} layers used the engine's attention: set_attn_implementation was called on its model. "
                 "Give the engine a model of its own"
             )
-        return made if logits == "last" else None
+        return made if part.samples else None
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """int64 [n] -> (cos, sin), each [n, D] fp32."""

@@ -62,7 +62,13 @@ class Scheduler:
         """Requests that decode in this step, and those that prefill a chunk."""
         alive = [s for s in self.running if not (s.finished or s.failed or s.launched_all)]
         prefill = [s for s in alive if s.prefilling]
-        return [s for s in alive if not s.prefilling], prefill[: self.config.prefill_chunks]
+        while not self.has_room(prefill):
+            prefill.pop()
+        return [s for s in alive if not s.prefilling], prefill
+
+    def has_room(self, prefill: list[Sequence]) -> bool:
+        """May the next chunks of these requests run in one step? One alone always may."""
+        return len(prefill) < 2 or sum(s.chunk_end(self.config) - s.cursor for s in prefill) <= self.config.step_tokens
 
     # -- blocks ---------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from .token_table import TokenTable
 
 @dataclass
 class StepContext(ABC):
-    """One forward pass: either one new token for each of B rows, or one chunk of a single row.
+    """A part of a forward pass: either one new token for each of B rows, or one chunk of a single row.
 
     rows: int64 [B]. positions, slots: int64 [B, n] of the new tokens, already entered in the table; trash slots where a row is idle.
     tokens: a bound on every row's length. chunk: None, or the row and the position of its first query.
@@ -80,6 +80,15 @@ class StepContext(ABC):
         live = (self.table.slot[self.rows, :width] >= 0) & (counts[:, None] > 0)
         rank = (live.cumsum(1) - 1).clamp(0, max(self.mass.shape[1] - 1, 0))
         return torch.where(live, self.mass.gather(1, rank), 0) / layers
+
+
+@dataclass(frozen=True)
+class Part:
+    """Of a forward pass. ids: int64 [B, n], at the step's positions. samples: the last position's logits are wanted."""
+
+    ids: Tensor
+    step: StepContext
+    samples: bool = True
 
 
 class PlainStep(StepContext):

@@ -23,7 +23,7 @@ from .prefix_index import PrefixIndex
 from .reclaimer import Reclaimer
 from .sampler import sample
 from .sequence import Saved, Sequence
-from .step_context import PlainStep, StepContext
+from .step_context import Part, PlainStep, StepContext
 from .step_in_flight import POOL_FIELDS
 from .stopwatch import Stopwatch
 from .token_table import PAD, RESERVED, TokenTable, round_up
@@ -39,7 +39,7 @@ class Worker:
 
     alive: bool [R + 1], false once a row has stopped; the host learns of it later. last_token: int64 [R + 1].
     made: int64 [R + 1, 4], of this step: ran, token, stopped, bad layer (-1: none). counters: int64 [3], of this step: tokens evicted,
-    tokens moved, blocks freed. key_norms: fp32 [B, n], of the last pass, as `StepContext` has it.
+    tokens moved, blocks freed.
     """
 
     def __init__(self, model: ModelAdapter, config: EngineConfig, policy: EvictionPolicy | None) -> None:
@@ -54,14 +54,13 @@ class Worker:
         self.runner = PolicyRunner(policy, model, self.cache, self.table) if policy is not None else None
         self.index = PrefixIndex(self.table, config.prefix_unit) if config.prefix_cache else None
         graphs = self.kernels and config.cuda_graphs and device.type == "cuda"
-        copies = make_copy_stream(self.cache)
+        copies = make_copy_stream(self.cache, config.reclaim.stream)
         self.reclaimer = Reclaimer(self.table, copies, config.reclaim, capture=graphs) if config.compacts else None
         self.alive = torch.zeros(config.max_running + 1, dtype=torch.bool, device=device)
         self.last_token = torch.zeros(config.max_running + 1, dtype=torch.int64, device=device)
         self.made = torch.zeros(config.max_running + 1, 4, dtype=torch.int64, device=device)
         self.counters = torch.zeros(3, dtype=torch.int64, device=device)
         self._begin_books()
-        self.key_norms: Tensor | None = None
         self.watch = Stopwatch()
         self.send = Sender(device)
         if self.kernels:
@@ -121,72 +120,75 @@ class Worker:
 
     # -- forward passes -------------------------------------------------------------------------------------------------
 
-    def decode(self, seqs: Seq[Sequence], width: int) -> Decoded:
-        """One token for each request; count is 0 where a row has stopped. mass: [B, width]."""
-        record = any(seq.params.record for seq in seqs)
-        mass = record or (self.runner is not None and self.runner.reads_attention)
-        if self.graphs is not None and not record:
-            made = self.graphs.decode(tuple(seq.held_row for seq in seqs))
-        else:
-            made = self.decode_rows(self._rows(seqs), width, mass=mass, record=record)
-        self._sample(seqs, made)
-        self.main_operation()
-        return made if made.mass is None else replace(made, mass=made.mass[:, :width])
+    def forward(self, decode: Seq[Sequence], chunks: Seq[tuple[Sequence, int]], width: int) -> list[Decoded]:
+        """One token for each request of `decode`, whose count is 0 where its row has stopped, and chunks: requests with the end of each.
 
-    def decode_rows(self, rows: Tensor, width: int, *, mass: bool, record: bool = False) -> Decoded:
-        """The part of `decode` that a graph can hold: rows int64 [B]; padded ones name the trash row."""
+        Returns what the decoding requests gave, if there are any, and then each chunk. mass: [B, width].
+        """
+        groups = [decode] if decode else []
+        groups += [[seq] for seq, _ in chunks]
+        if self.graphs is not None and not chunks and not any(seq.params.record for seq in decode):
+            made = [self.graphs.decode(tuple(seq.held_row for seq in decode))]
+        else:
+            parts = [self._decode_part(self._rows(decode), width, record=any(seq.params.record for seq in decode))] if decode else []
+            made = self._run([*parts, *(self._chunk_part(seq, end, width) for seq, end in chunks)], width)
+        for seqs, one in zip(groups, made, strict=True):
+            self._sample(seqs, one)
+            self.main_operation()
+        return [one if one.mass is None else replace(one, mass=one.mass[:, :width]) for one in made]
+
+    def decode_rows(self, rows: Tensor, width: int) -> Decoded:
+        """The part of `forward` that a graph can hold: rows int64 [B]; padded ones name the trash row."""
+        return self._run([self._decode_part(rows, width, record=False)], width)[0]
+
+    def _run(self, parts: Seq[tuple[Tensor, Part]], width: int) -> list[Decoded]:
+        """parts: with the tokens that run in each row, int64 [B]."""
+        layers, made = self.model.layers, []
+        for (count, part), logits in zip(parts, self.model.forward([part for _, part in parts]), strict=True):
+            step = part.step
+            chosen, bad_layer = (None, step.bad_layer) if logits is None else step.choose(logits, layers)
+            mass = step.attention_by_token(count, width, layers) if step.want_mass else None
+            made.append(Decoded(step.rows, count, bad_layer, logits, chosen, mass, step.key_norms))
+        return made
+
+    def _decode_part(self, rows: Tensor, width: int, *, record: bool) -> tuple[Tensor, Part]:
         count = self.alive[rows].long()
         with self.watch.part("table"):
             slots = self.table.append(rows, count, 1)
         positions = (self.table.length[rows] - 1)[:, None]
-        step = self._context(rows, positions, slots, width, mass=mass, record=record)
-        logits = self.model.forward(self.last_token[rows][:, None], step, "last")
-        assert logits is not None
-        by_token = step.attention_by_token(count, width, self.model.layers) if mass else None
-        return self._decoded(rows, count, logits, step, by_token)
+        return count, Part(self.last_token[rows][:, None], self._context(rows, positions, slots, width, record=record))
 
-    def prefill(self, seq: Sequence, end: int, width: int, *, sample: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The chunk cursor .. end of one request. Returns as `decode`; logits only if it samples."""
+    def _chunk_part(self, seq: Sequence, end: int, width: int) -> tuple[Tensor, Part]:
+        """The chunk cursor .. end of one request."""
         rows = self._rows([seq])
-        n = end - seq.cursor
-        count = self.send((n,))
+        count = self.send((end - seq.cursor,))
         ids = to_device(seq.tokens(seq.cursor, end), rows.device)[None]
         positions = torch.arange(seq.cursor, end, device=ids.device)[None]
-        record = seq.params.record and not seq.replaying
-        mass = not seq.replaying and (record or (self.runner is not None and self.runner.reads_attention))
         with self.watch.part("table"):
-            slots = self.table.append(rows, count, n)
-        chunk = seq.held_row, seq.cursor
-        step = self._context(rows, positions, slots, width, mass=mass, chunk=chunk, replay=seq.replaying, record=record)
-        logits = self.model.forward(ids, step, "last" if sample else "none")
-        by_token = step.attention_by_token(count, width, self.model.layers) if mass else None
-        if logits is not None:
-            self._sample([seq], self._decoded(rows, count, logits, step, by_token))
-        else:
-            self.made[rows, RAN] = count
-            self.made[rows, BAD_LAYER] = step.bad_layer
-        self.main_operation()
-        return count, logits, by_token
+            slots = self.table.append(rows, count, end - seq.cursor)
+        record = seq.params.record and not seq.replaying
+        step = self._context(rows, positions, slots, width, chunk=(seq.held_row, seq.cursor), replay=seq.replaying, record=record)
+        return count, Part(ids, step, samples=end == len(seq.prompt) and not seq.replaying)
 
     def _context(
-        self, rows: Tensor, positions: Tensor, slots: Tensor, width: int, *, mass: bool, chunk: tuple[int, int] | None = None,
-        replay: bool = False, record: bool = False,
+        self, rows: Tensor, positions: Tensor, slots: Tensor, width: int, *, chunk: tuple[int, int] | None = None, replay: bool = False,
+        record: bool = False,
     ) -> StepContext:  # fmt: skip
         kind: type[StepContext] = PlainStep
         if self.kernels:
             from .kernel_step import KernelStep
 
             kind = KernelStep
-        step = kind(self.cache, self.table, rows, positions, slots, width, chunk, mass, replay, record)
-        self.key_norms = step.key_norms
-        return step
-
-    def _decoded(self, rows: Tensor, count: Tensor, logits: Tensor, step: StepContext, mass: Tensor | None) -> Decoded:
-        return Decoded(rows, count, logits, *step.choose(logits, self.model.layers), mass)
+        mass = not replay and (record or (self.runner is not None and self.runner.reads_attention))
+        return kind(self.cache, self.table, rows, positions, slots, width, chunk, mass, replay, record)
 
     def _sample(self, seqs: Seq[Sequence], made: Decoded) -> None:
         """Choose the tokens of rows that have logits, and see who stops."""
         rows, count, token = made.rows, made.count, made.chosen
+        if made.logits is None or token is None:
+            self.made[rows, RAN] = count
+            self.made[rows, BAD_LAYER] = made.bad_layer
+            return
         if any(seq.params.draws for seq in seqs):
             seeds = self.send(tuple(seq.seed for seq in seqs))
             token = sample(made.logits.float(), [seq.params for seq in seqs], seeds, self.table.length[rows])

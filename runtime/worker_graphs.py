@@ -60,8 +60,7 @@ class WorkerGraphs:
         return self.worker.runner
 
     def _decode_rows(self, rows: Tensor) -> Decoded:
-        mass = self.worker.runner is not None and self.worker.runner.reads_attention
-        made = self.worker.decode_rows(rows, self.table.max_tokens, mass=mass)
+        made = self.worker.decode_rows(rows, self.table.max_tokens)
         if self.learns:
             self._runner.learn(rows, made.count, made.mass, self.table.max_tokens)
             made = replace(made, learned=True)

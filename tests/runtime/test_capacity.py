@@ -20,7 +20,7 @@ PROMPT, OUTPUT = 96, 20
 )
 def test_the_estimate_is_what_the_engine_reaches(runtime: Any, prefill: Any) -> None:
     evict = EvictOptions(prefill, 4)
-    config = EngineConfig(runtime=runtime, pool_blocks=36, chunk=32, prefill_chunks=2, budget=0.5, max_running=16, evict=evict)
+    config = EngineConfig(runtime=runtime, pool_blocks=36, chunk=32, prefill_tokens=64, budget=0.5, max_running=16, evict=evict)
     engine = make_engine(small().served, config, Random())
     estimate = engine.admits(PROMPT, OUTPUT, config.pool_blocks)
     assert estimate >= (4 if runtime in ("native", "naive") else 5)

@@ -255,7 +255,7 @@ def test_a_prompt_as_long_as_the_model_goes(model: Tiny) -> None:
 
 def test_more_requests_than_the_largest_graph_of_the_list(model: Tiny) -> None:
     prompts = [prompt(i, 3 + i % 5) for i in range(530)]
-    options: dict[str, Any] = {"pool_blocks": 1200, "max_running": 530, "prefill_chunks": 64, "poison": False}
+    options: dict[str, Any] = {"pool_blocks": 1200, "max_running": 530, "prefill_tokens": 512, "poison": False}
     assert_same(run(model, Random(), prompts, 12, **options), run(model, Random(), prompts, 12, cuda_graphs=False, **options))
 
 

@@ -31,7 +31,7 @@ BUDGETS = (1, 4, 16, 0.01, 0.6)
 
 def run(policy: EvictionPolicy, budget: float | int, every: int = 3, runtime: Any = "vtoken") -> Run:
     model = tiny("llama", **{**SMALL, "num_hidden_layers": 1})
-    options: dict[str, Any] = {"pool_blocks": 40, "max_running": 8, "chunk": 16, "prefill_chunks": 7, "poison": True}
+    options: dict[str, Any] = {"pool_blocks": 40, "max_running": 8, "chunk": 16, "prefill_tokens": 112, "poison": True}
     config = EngineConfig(runtime=runtime, budget=budget, evict=EvictOptions("chunk", every), **options)
     return drive(make_engine(model.served, config, policy), PROMPTS, SamplingParams(max_tokens=TOKENS))
 

@@ -65,7 +65,7 @@ def test_alone_the_logits_and_tokens_are_those_of_transformers(architecture: str
 )
 def test_in_company_each_request_is_as_in_transformers(architecture: str, chunk: int) -> None:
     model = tiny(architecture, num_hidden_layers=2)  # of both kinds where the kinds alternate
-    config = EngineConfig(runtime="native", pool_blocks=16, chunk=chunk, prefill_chunks=3, poison=True)
+    config = EngineConfig(runtime="native", pool_blocks=16, chunk=chunk, prefill_tokens=3 * chunk, poison=True)
     params = [SamplingParams(max_tokens=n) for n in (3, 12, 16, 9)]
     run = drive(make_engine(model.served, config), IN_COMPANY, params)
     for ids, output in zip(IN_COMPANY, run.outputs, strict=True):

@@ -16,7 +16,7 @@ PROMPTS = [prompt(i, 5 + 3 * i) for i in range(16)]
 
 
 def engine(runtime: Any = "native", **options: Any) -> Engine:
-    defaults: dict[str, Any] = {"pool_blocks": 90, "max_running": 16, "chunk": 64, "prefill_chunks": 4}
+    defaults: dict[str, Any] = {"pool_blocks": 90, "max_running": 16, "chunk": 64, "prefill_tokens": 256}
     config = EngineConfig(**{**defaults, "runtime": runtime, "budget": 0.6, "evict": EvictOptions("end", 2), **options})
     return make_engine(small().served, config, Random())
 

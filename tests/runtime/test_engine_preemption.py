@@ -96,7 +96,7 @@ class Disturber:
 def test_preempted_anywhere_a_request_goes_on_as_if_it_had_not_been(policy: str, runtime: Any, prefill: Any) -> None:
     """In its prompt, at block borders, with a plan in flight, while it is recomputing, twice in a row."""
     evict = EvictOptions(prefill, 3)
-    one = engine(60, POLICIES[policy], runtime, evict=evict, chunk=8, prefill_chunks=2)
+    one = engine(60, POLICIES[policy], runtime, evict=evict, chunk=8, prefill_tokens=16)
     disturber = Disturber(one, limit=16)
     disturbed = drive(one, PROMPTS, SamplingParams(max_tokens=22))
     assert sum(o.preemptions for o in disturbed.outputs) == 16

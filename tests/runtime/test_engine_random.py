@@ -35,12 +35,13 @@ RECLAIM = st.builds(
     move_cap=st.sampled_from([4, 30, 4096]),
     publish_after=st.integers(1, 4),
     refill=st.booleans(),
+    stream=st.sampled_from(["side", "main"]),
 )
 OPTIONS: dict[str, Any] = {
     "block_size": st.sampled_from([1, 8, 16, 32]),
     "max_running": st.sampled_from([4, 4, 2, 1]),
     "chunk": st.sampled_from([5, 16, 24, 64]),
-    "prefill_chunks": st.integers(1, 3),
+    "prefill_tokens": st.sampled_from([None, 1, 30, 80]),
     "budget": st.sampled_from([1, 7, 20, 0.3, 0.8]),
     "evict": st.builds(EvictOptions, st.sampled_from(["chunk", "end", "never"]), st.sampled_from([0, 1, 3, 8])),
     "reclaim": RECLAIM,

@@ -29,7 +29,7 @@ def dense_attention(ids: list[int]) -> Tensor:
 @pytest.mark.parametrize("runtime", ["native", "naive"])
 @pytest.mark.parametrize("stop_early", [False, True])
 def test_a_run_keeps_what_every_step_attended_to(runtime: Any, stop_early: bool) -> None:
-    config = EngineConfig(runtime=runtime, pool_blocks=20, chunk=16, prefill_chunks=2, budget=1.0, lag=3)
+    config = EngineConfig(runtime=runtime, pool_blocks=20, chunk=16, prefill_tokens=32, budget=1.0, lag=3)
     plain = make_engine(small().served, config, Random()).generate(PROMPTS, SamplingParams(max_tokens=12))
     stops = (plain[0].token_ids[5],) if stop_early else ()
     outputs = make_engine(small().served, config, Random()).generate(

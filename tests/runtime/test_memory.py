@@ -128,7 +128,7 @@ def test_the_waste_of_a_record_is_what_a_hand_counts(runtime: Any) -> None:
 def test_what_naive_gets_back_depends_on_the_victims_pattern(policy: EvictionPolicy, budget: float, least: float, most: float) -> None:
     """A block of 16 is all dead with probability 0.75 ** 16 = 1 % when a quarter survives at random; a window leaves whole blocks."""
     n, prompts = 4096, 4
-    config = EngineConfig(runtime="naive", pool_blocks=prompts * (n // SIZE + 1), chunk=n, budget=budget, prefill_chunks=prompts)
+    config = EngineConfig(runtime="naive", pool_blocks=prompts * (n // SIZE + 1), chunk=n, budget=budget, prefill_tokens=prompts * n)
     engine = make_engine(model().served, config, policy)
     for i in range(prompts):
         engine.add_request(prompt(i, n, VOCABULARY), SamplingParams(max_tokens=2, seed=i))
@@ -269,7 +269,7 @@ class HalfDead:
         config = EngineConfig(
             pool_blocks=pool_blocks,
             chunk=256,
-            prefill_chunks=2,
+            prefill_tokens=512,
             budget=1,
             max_running=4,
             evict=EvictOptions("never", SIZE),

@@ -56,7 +56,7 @@ class Soak:
             pool_blocks=TOKENS[size] // size,
             max_running=6,
             chunk=draw.choice([16, 32]),
-            prefill_chunks=draw.choice([1, 2]),
+            prefill_tokens=draw.choice([None, 64]),
             budget=draw.choice([0.3, 0.5, 20]),
             evict=EvictOptions(draw.choice(["chunk", "end"]), draw.choice([1, 4, 16])),
             prefix_cache=True,

@@ -58,7 +58,7 @@ def serve(
     from vtoken_sdk.runtime import Engine, EngineConfig, EvictOptions, SamplingParams, look_ahead
 
     evict = EvictOptions("end", 6)
-    config = EngineConfig(runtime, pool_blocks=pool, max_running=2, chunk=32, prefill_chunks=2, budget=0.6, evict=evict, poison=True)
+    config = EngineConfig(runtime, pool_blocks=pool, max_running=2, chunk=32, prefill_tokens=64, budget=0.6, evict=evict, poison=True)
     params = [SamplingParams(forced=tuple(tokens), logits=True, seed=100 + i) for i, tokens in enumerate(forced)]
     if "future" in policy.needs:
         params = look_ahead(_model(), config, prompts, params)

@@ -30,11 +30,6 @@ def analyze(runs: Runs) -> Outcome:
         found.append(Finding("waste F", name, waste, "share", better="lower", note="; ".join(filter(None, (moved, spread)))))
         if base is not None and group is not base:
             found += [_against(metric, column, name, group, base) for metric, column in COMPARED]
-    found.append(
-        Finding(
-            "copies on the main stream", "vtoken", None, "%", note="the runtime has no option for it: its copies have a stream of their own"
-        )
-    )
     return Outcome(QUESTION, found)
 
 

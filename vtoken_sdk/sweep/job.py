@@ -23,6 +23,7 @@ _RECLAIM_FIELDS = (
     "reclaim_move_cap",
     "reclaim_publish_after",
     "reclaim_refill",
+    "reclaim_stream",
 )
 
 
@@ -83,6 +84,7 @@ class Job:
     reclaim_move_cap: int | None = None
     reclaim_publish_after: int | None = None
     reclaim_refill: bool | None = None
+    reclaim_stream: str | None = None
     policy_sha256: str | None = None
 
     @classmethod

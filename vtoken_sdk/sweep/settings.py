@@ -159,6 +159,7 @@ JOB_KEYS: dict[str, Parser] = {
     "reclaim.move_cap": whole(1),
     "reclaim.publish_after": whole(1),
     "reclaim.refill": flag,
+    "reclaim.stream": choice("side", "main"),
     "block_size": whole(1),
     "pool_blocks": whole(1),
     "prefix_cache": flag,

@@ -22,7 +22,9 @@ ONE_LAYER: dict[str, Any] = {
 
 def run(kernels: Any, runtime: Any, architecture: str, policy: EvictionPolicy | None) -> Run:
     evict = EvictOptions("chunk", 3)
-    config = EngineConfig(runtime=runtime, pool_blocks=12, chunk=16, budget=0.5, evict=evict, kernels=kernels, max_running=2, poison=True)
+    config = EngineConfig(
+        runtime=runtime, pool_blocks=12, chunk=16, prefill_tokens=32, evict=evict, kernels=kernels, max_running=2, poison=True
+    )
     engine = Engine(tiny(architecture, **ONE_LAYER).served, config, policy)
     forced = [SamplingParams(forced=tuple(prompt(9 + i, 6))) for i in range(2)]
     return drive(engine, [prompt(0, 30), prompt(1, 7)], forced)
