@@ -3,7 +3,7 @@
     python benchmarks/decode_steps.py [--model llama-3.1-8b] [--shapes 1x1024,16x1024,...] [--policy h2o --budget 0.5] [--out FILE]
 
 Step time is (time for 132 new tokens - time for 4) / 128, so that the prefill cancels out; the prefill's is the time for 4. Greedy, no end
-token, no prefix cache, blocks of 16. With a policy, the prompt is twice the context, of which the budget keeps half: equal live tokens.
+token, no prefix cache, blocks of 16. With a policy, the prompt is so long that the budget keeps the context of it: equal live tokens.
 """
 
 from __future__ import annotations
@@ -59,8 +59,12 @@ def measure(model: LoadedModel, batch: int, ctx: int, args: argparse.Namespace) 
     )
     engine = Engine(model, config, POLICIES[args.policy]() if args.policy else None)
     run(engine, min(batch, 2), 128, 8)
-    run(engine, batch, tokens, 140)  # compiles, captures, and grows the table to its size
+    run(engine, batch, tokens, 4 if args.prefill_only else 140)  # compiles, captures, and grows the table to its size
     short, _ = run(engine, batch, tokens, 4)
+    if args.prefill_only:
+        del engine
+        torch.cuda.empty_cache()
+        return {"prefill_s": short, "prompt": tokens}
     long, gaps = run(engine, batch, tokens, 132)
     made = {
         "step_ms": (long - short) / 128 * 1e3, "prefill_s": short, "live_tokens": ctx, "prompt": tokens,
@@ -81,6 +85,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=16)
     parser.add_argument("--chunk", type=int, default=16384)
     parser.add_argument("--capture", action="store_true", help="the policy's calls in CUDA graphs, too")
+    parser.add_argument("--prefill-only", action="store_true", help="only the time for 4 tokens")
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "decode_steps.json")
     args = parser.parse_args()
