@@ -102,6 +102,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--ctx", type=int, default=16384)
+    parser.add_argument("--cases", help="names with ; between them (default: all)")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "host_time.json")
     args = parser.parse_args()
     model = load_model("tiny", weights="dummy")
@@ -116,11 +117,16 @@ def main() -> None:
         ("random, every 16", Random(), 16, False),
         ("streaming_llm, every 16", StreamingLLM(), 16, False),
     ]
+    wanted = args.cases.split(";") if args.cases else [name for name, *_ in cases]
     for name, policy, every, capture in cases:
+        if name not in wanted:
+            continue
         results[name] = measure(model, policy, args, every=every, capture=capture)
         print(name, json.dumps({k: round(v, 1) for k, v in results[name].items()}), flush=True)
         write(args.out, results, **about)
     for name, policy in (("native", None), ("hooks only", Full())):
+        if name not in wanted:
+            continue
         try:
             results[name]["nodes"] = nodes(model, policy)
         except (AttributeError, OSError, TypeError) as error:
