@@ -75,6 +75,16 @@ class Engine:
         self._last: StepInFlight | None = None
         self._began: float | None = None
 
+    def warm_up(self, tokens: int, batch: int | None = None) -> None:
+        """Before requests of up to `tokens` tokens, prompt and output together: make room in the table and, on a GPU, capture the graphs of
+        all batch sizes up to `batch` (None: `max_running`), which the first step of each size would otherwise wait for.
+
+        Kernels for prompts are compiled when one comes: run one. Raises RuntimeError if requests are there already.
+        """
+        if self.has_work:
+            raise RuntimeError("warm_up is for an engine without requests: call it before add_request")
+        self.worker.warm_up(tokens, self.config.max_running if batch is None else batch)
+
     # -- requests -------------------------------------------------------------------------------------------------------
 
     def add_request(self, prompt: Seq[int], params: SamplingParams | None = None, *, request_id: str | None = None) -> str:

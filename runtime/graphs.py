@@ -52,7 +52,7 @@ class Graphs(Generic[T]):
 
     def run(self, rows: tuple[int, ...]) -> T:
         """Outputs are of the padded batch: the first `len(rows)` entries are meant."""
-        n, size = len(rows), _size(len(rows))
+        n, size = len(rows), bucket(len(rows))
         found = self.prepare(n)
         if found.holds != rows:
             padded = torch.tensor([*rows, *[self.table.rows] * (size - n)], dtype=torch.int64, pin_memory=True)
@@ -64,7 +64,7 @@ class Graphs(Generic[T]):
 
     def prepare(self, n: int) -> _Captured[T]:
         """Capture the graph of such a batch, unless it is there."""
-        size = _size(n)
+        size = bucket(n)
         if not self.holds(n):
             self._captured[size] = self._capture(size)
         return self._captured[size]
@@ -72,7 +72,7 @@ class Graphs(Generic[T]):
     def holds(self, n: int) -> bool:
         """Is the graph of such a batch captured?"""
         self._forget_old_addresses()
-        return _size(n) in self._captured
+        return bucket(n) in self._captured
 
     def follow(self) -> Any:
         """The second operation, on what the last run made."""
@@ -108,14 +108,14 @@ class Graphs(Generic[T]):
         return graph, made
 
 
-def _size(n: int) -> int:
+def bucket(n: int) -> int:
+    """The batch size that n rows are padded to."""
     return next((b for b in BATCHES if b >= n), -(-n // 64) * 64)
 
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
     """Python's collector may come upon the graphs of an engine that is gone, and to destroy one spoils a capture."""
-    gc.collect()
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -51,6 +51,12 @@ class Reclaimer:
     def _apply(self, made: Plan) -> tuple[Tensor, Tensor]:
         return self.table.apply_moves(made.rows, made.source, made.target, made.token, made.count)
 
+    def prepare(self, batches: Sequence[int]) -> None:
+        """Capture the graphs of plans for these numbers of rows, where there are graphs."""
+        if self._graphs is not None:
+            for size in batches:
+                self._graphs.prepare(size)
+
     @property
     def idle(self) -> bool:
         return self._plan is None

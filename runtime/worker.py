@@ -14,6 +14,7 @@ from .block_pool import BlockPool
 from .config import ConfigError, EngineConfig
 from .copy_stream import make_copy_stream
 from .decoded import Decoded
+from .graphs import bucket
 from .kernels import use_kernels
 from .kv_cache import KVCache
 from .model_adapter import ModelAdapter
@@ -28,7 +29,7 @@ from .step_in_flight import POOL_FIELDS
 from .stopwatch import Stopwatch
 from .token_table import PAD, RESERVED, TokenTable, round_up
 from .transfer import Sender, to_device, to_host
-from .worker_graphs import WorkerGraphs
+from .worker_graphs import WorkerGraphs, sizes_up_to
 
 RAN, TOKEN, STOPPED, BAD_LAYER = range(4)  # columns of `Worker.made`
 EVICTED, MOVED, FREED = range(3)  # of `Worker.counters`
@@ -75,12 +76,25 @@ class Worker:
         """int64 [B]."""
         return self.send(tuple(seq.held_row for seq in seqs))
 
+    def _padded(self, seqs: Seq[Sequence]) -> Tensor:
+        """As `_rows`; for kernels with trash rows to a batch size as graphs have them, since some are compiled for each size."""
+        rows = [seq.held_row for seq in seqs]
+        return self.send(tuple(rows + [self.table.rows] * (bucket(len(rows)) - len(rows) if self.kernels else 0)))
+
     def main_operation(self) -> None:
         """Another main-stream operation is launched: a deferred copy may now go on."""
         if self.reclaimer is not None:
             self.reclaimer.tick()
         if self.config.poison:
             self.poison_dead_slots()
+
+    def warm_up(self, tokens: int, batch: int) -> None:
+        """Room for rows of so many tokens, and the graphs of up to so many rows. For an engine that holds nothing."""
+        self.table.reserve(tokens)
+        if self.graphs is not None:
+            self.graphs.prepare(batch)
+            if self.reclaimer is not None:
+                self.reclaimer.prepare(sizes_up_to(batch))
 
     # -- rows -----------------------------------------------------------------------------------------------------------
 
@@ -130,8 +144,9 @@ class Worker:
         if self.graphs is not None and not chunks and not any(seq.params.record for seq in decode):
             made = [self.graphs.decode(tuple(seq.held_row for seq in decode))]
         else:
-            parts = [self._decode_part(self._rows(decode), width, record=any(seq.params.record for seq in decode))] if decode else []
+            parts = [self._decode_part(self._padded(decode), width, record=any(seq.params.record for seq in decode))] if decode else []
             made = self._run([*parts, *(self._chunk_part(seq, end, width) for seq, end in chunks)], width)
+            made = [one.first(len(seqs)) for seqs, one in zip(groups, made, strict=True)]
         for seqs, one in zip(groups, made, strict=True):
             self._sample(seqs, one)
             self.main_operation()

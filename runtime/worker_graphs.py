@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .config import ConfigError
 from .decoded import Decoded
-from .graphs import Graphs
+from .graphs import BATCHES, Graphs, bucket
 from .policy_runner import PolicyRunner
 from .token_table import PAD
 
@@ -29,19 +29,29 @@ class WorkerGraphs:
         self._decode = Graphs(worker.table, self._decode_rows)
         self._evict = Graphs(worker.table, worker.ask_and_evict)
         self._record = Graphs(worker.table, lambda rows: worker.record_by_kernel())
+        self._compared: dict[str, set[int]] = {"sync_new_tokens": set(), "evict_token": set()}  # batch sizes at which a policy's call was
         if self.captured:
             self._try_capture()
 
+    def prepare(self, batch: int) -> None:
+        """Capture the graphs of all batch sizes for up to so many rows, none of which holds anything yet."""
+        for size in sizes_up_to(batch):
+            self._decode.prepare(size)
+            if self.captured:
+                self._evict.prepare(size)
+        if self.worker.index is None:
+            self._record.prepare(0)
+
     def decode(self, rows: tuple[int, ...]) -> Decoded:
         """As `Worker.decode_rows`, and with `learns` the policy has learned from it. Valid until the next call."""
-        if self.learns and not self._decode.holds(len(rows)):
+        if self.learns and self._first_time("sync_new_tokens", rows):
             return self._compare_learning(rows)
         return self._decode.run(rows).first(len(rows))
 
     def evict(self, rows: tuple[int, ...]) -> None:
         """`Worker.ask_and_evict`."""
         runner, n = self._runner, len(rows)
-        own = None if self._evict.holds(n) else runner.answer(self.worker.send(rows), self.table.max_tokens)
+        own = runner.answer(self.worker.send(rows), self.table.max_tokens) if self._first_time("evict_token", rows) else None
         answer = self._evict.run(rows)
         if own is not None and not torch.equal(own, answer[:n]):
             raise self._differs("evict_token")
@@ -53,6 +63,13 @@ class WorkerGraphs:
         made = self.worker.record_by_kernel()
         self._record.prepare(0)  # afterwards: a record empties the books, and to capture one runs it once
         return made
+
+    def _first_time(self, call: str, rows: tuple[int, ...]) -> bool:
+        """Is this the first batch of its size, at which a graph's answer is compared with the policy's own?"""
+        known, size = self._compared[call], bucket(len(rows))
+        first = size not in known
+        known.add(size)
+        return first
 
     @property
     def _runner(self) -> PolicyRunner:
@@ -101,3 +118,8 @@ class WorkerGraphs:
             f"capture_policy=True: {self._runner.name}.{call} gives something else in a CUDA graph than when called, so it reads what a "
             "graph cannot see (numbers on the host, a counter of its own, a random generator); leave capture_policy off"
         )
+
+
+def sizes_up_to(batch: int) -> list[int]:
+    """The batch sizes that up to so many rows are padded to."""
+    return sorted({bucket(n) for n in (*(b for b in BATCHES if b <= batch), batch)})

@@ -211,7 +211,8 @@ class DecodeScratch:
         query_heads = heads * group
         self.parts = torch.empty(batch, query_heads, self.splits, head_dim, device=device)
         self.lse = torch.empty(batch, query_heads, self.splits, device=device)
-        self.mass_programs = max(16, min(256, triton.cdiv(1024, batch))) if capability is not None else 2
+        # A power of two, and none where nobody reads it: each value is a kernel of its own to compile.
+        self.mass_programs = max(16, min(256, triton.next_power_of_2(triton.cdiv(1024, batch)))) if mass and capability is not None else 2
         kept = torch.float32 if dtype == torch.float32 else torch.float16
         shape = (batch, query_heads, width) if mass else (1, 1, 1)
         self.probs = torch.empty(shape, dtype=kept, device=device)

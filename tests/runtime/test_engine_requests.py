@@ -282,3 +282,16 @@ def test_params_of_the_wrong_kind_are_refused_by_name(field: str, value: Any) ->
 def test_a_prompt_that_holds_no_ids_is_refused(ids: Any) -> None:
     with pytest.raises(RequestRejected, match="prompt="):
         engine(pool_blocks=20).add_request(ids)
+
+
+def test_warm_up_makes_room_and_changes_nothing() -> None:
+    config = EngineConfig(pool_blocks=64, max_running=4, chunk=16, budget=0.5, evict=EvictOptions("chunk", 2))
+    prompts, params = [prompt(i, 40) for i in range(3)], SamplingParams(max_tokens=8)
+    cold, warm = (make_engine(tiny("llama").served, config, Random()) for _ in range(2))
+    warm.warm_up(48)
+    assert warm.worker.table.max_tokens >= 48
+    told = [[(o.token_ids, o.evictions) for o in engine.generate(prompts, params)] for engine in (cold, warm)]
+    assert told[0] == told[1]
+    warm.add_request(prompts[0])
+    with pytest.raises(RuntimeError, match="before add_request"):
+        warm.warm_up(48)
