@@ -120,9 +120,9 @@ def read_sweep(path: Path) -> Sweep:
     rows, configs, provenance = [], {}, {}
     for job in planned or stored:
         folder = JobFolder(path / "jobs" / job)
-        result = folder.result if folder.done else {}
-        config = planned.get(job, {})
-        rows.append({**planned_row(job, config), **_state(folder, result, stored.get(job))})
+        config, result = planned.get(job, {}), folder.result
+        outcome = folder.outcome if folder.status else stored.get(job, folder.outcome)
+        rows.append({**planned_row(job, config), **outcome})
         configs[job] = {key.replace(".", "_"): value for key, value in config.items()} or dict(result.get("config", {}))
         provenance[job] = result.get("provenance") or plan.get("provenance", {})
     return Sweep(path, str(plan.get("name") or path.name), plan, rows, configs, provenance)
@@ -147,18 +147,6 @@ def planned_row(job: str, config: Mapping[str, Any]) -> Row:
 
 def _pairs(options: Mapping[str, object]) -> str | None:
     return " ".join(f"{key}={value}" for key, value in options.items()) or None
-
-
-def _state(folder: JobFolder, result: Mapping[str, Any], stored: Row | None) -> Row:
-    """How the job stands, with its figures if it is done."""
-    if result:
-        return {**result["row"], "status": "done"}
-    status = folder.status
-    if not status and stored is not None:
-        return dict(stored)
-    if status.get("status") == "failed":
-        return {"status": "failed", "error": status.get("error")}
-    return {"status": "missing", "error": "it was running when its sweep ended" if status.get("status") == "running" else None}
 
 
 def _stored_rows(path: Path) -> dict[str, Row]:

@@ -15,11 +15,11 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from vtoken_sdk.metrics import COLUMNS
-from vtoken_sdk.tracking.files import write_json
+from vtoken_sdk.tracking.files import JobFolder, write_json
 
 from . import isolate
 from .check import plan_sweep
-from .folder import forget, state_of, write_plan
+from .folder import forget, write_plan
 from .interval import Interval
 from .job import Job
 from .plan import Plan
@@ -138,7 +138,7 @@ class Search:
     def _launch(self, runner: Runner, plan: Plan, jobs: Sequence[Job]) -> None:
         """What has no result of an earlier sweep in this folder."""
         folders = {job.id: runner.folder / "jobs" / job.id for job in jobs}
-        todo = [job for job in jobs if runs(state_of(folders[job.id]), self.how.rerun)]
+        todo = [job for job in jobs if runs(JobFolder(folders[job.id]).state, self.how.rerun)]
         for job in todo:
             forget(folders[job.id])
         runner.run(plan.jobs, todo)
