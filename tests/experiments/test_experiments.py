@@ -14,8 +14,8 @@ import yaml
 
 from tests.sweep.conftest import Sweep
 from vtoken_sdk.experiments import EXPERIMENTS, Finding, Range, load_runs
-from vtoken_sdk.experiments.paper import CAPACITY, HOOKS, RETAINED_BLOCKS, THROUGHPUT, UTILIZATION
 from vtoken_sdk.metrics import COLUMNS
+from vtoken_sdk.paper import CAPACITY, HOOKS, RETAINED_BLOCKS, THROUGHPUT, UTILIZATION
 from vtoken_sdk.runtime.capacity import peak_blocks
 from vtoken_sdk.runtime.dummy import SHAPES
 from vtoken_sdk.sweep.answer import experiment_names

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from vtoken_sdk.paper import RETAINED_BLOCKS, UTILIZATION
+
 from .finding import Finding, Outcome
-from .paper import RETAINED_BLOCKS, UTILIZATION
 from .runs import Run, Runs, change, over_seeds
 
 POINTS = 200  # of a series, at most

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from vtoken_sdk.metrics import COLUMNS
+from vtoken_sdk.paper import ADMITS
 
 from .compare import Baselines, Line, Row
 from .stats import Estimate
@@ -118,8 +119,7 @@ def figures(rows: Sequence[Row]) -> list[Figure]:
         ),
         Figure("waste", "memory", itemgetter("waste"), ".1%", "share of the held slots that no live token uses"),
         Figure("at\nonce", "memory", itemgetter("concurrency_peak"), ",d", "the most requests that held blocks at one time", "more"),
-        Figure("fit in\n5,427", "memory", itemgetter("admits_5427"), ",d", fit.format("5,427"), "more"),
-        Figure("fit in\n11,519", "memory", itemgetter("admits_11519"), ",d", fit.format("11,519"), "more"),
+        *(Figure(f"fit in\n{n:,}", "memory", itemgetter(column), ",d", fit.format(f"{n:,}"), "more") for column, n in ADMITS.items()),
         Figure("good\nreq/s", "speed", _where_known("request_goodput"), ",.2f", "requests a second that met goodput.*", "more"),
         Figure("tok/s", "speed", itemgetter("output_tok_s"), ",.1f", "tokens generated a second, over all requests", "more"),
         Figure("TTFT\np50", "speed", itemgetter("ttft_ms_p50"), ",.0f", "ms from a request's arrival to its first token", "less"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from vtoken_sdk.paper import ADMITS, ADMITS_SMALLER
+
 from .compare import LOAD_KEYS, Row, baseline, grouped, label, names_of
 from .figures import held_ratio
 
@@ -44,9 +46,10 @@ def fit(group: Sequence[Row], done: Sequence[Row]) -> str:
     """What it buys: requests that the paper's smaller pool admits, where that differs from native."""
     best = next((r for r in group if r["runtime"] == "vtoken"), group[-1])
     base = baseline(best, done)
-    if base is None or best["admits_5427"] == base["admits_5427"]:
+    blocks, column = ADMITS[ADMITS_SMALLER], ADMITS_SMALLER
+    if base is None or best[column] == base[column]:
         return ""
-    return f"; 5,427 blocks should hold {best['admits_5427']} such requests under {best['runtime']}, {base['admits_5427']} under native"
+    return f"; {blocks:,} blocks should hold {best[column]} such requests under {best['runtime']}, {base[column]} under native"
 
 
 def budgets(done: Sequence[Row]) -> list[str]:

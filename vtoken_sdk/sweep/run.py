@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import yaml  # type: ignore[import-untyped]
 
 from vtoken_sdk.metrics import Row, latency_row, step_row
+from vtoken_sdk.paper import ADMITS
 from vtoken_sdk.quality import FolderShelf, FullCache, Score, judge, summary
 from vtoken_sdk.registry import load_policy, policy_source
 from vtoken_sdk.runtime import Engine, EngineConfig, RequestOutput, SamplingParams, StepRecord, look_ahead
@@ -32,7 +33,6 @@ from .quality import FULL_CACHE, quality_items
 if TYPE_CHECKING:
     from vtoken_sdk.runtime.model_loader import LoadedModel
 
-POOLS = (5427, 11519)  # the paper's, in blocks: how many requests such a pool admits
 SAMPLE_EVERY = {"cpu": 16, "cuda": 256}  # steps between two looks at how full blocks are, which wait for the device
 SAY_EVERY = 0.3  # seconds between two notes of progress
 
@@ -80,7 +80,7 @@ def _run(folder: JobFolder) -> None:
         "prompt_tokens": sum(o.prompt_tokens for o in outputs),
         "output_tokens": sum(len(o.token_ids) for o in outputs),
         "concurrency_peak": engine.concurrency_peak,
-        **{f"admits_{blocks}": engine.admits(job.ctx, job.output_tokens, blocks) for blocks in POOLS},
+        **{name: engine.admits(job.ctx, job.output_tokens, blocks) for name, blocks in ADMITS.items()},
         "kept": kept(config, outputs) if policy is not None else None,
         "cut_short": sum(o.finish_reason == "capacity" for o in outputs),
         **step_row(records, evicts=policy is not None, compacts=config.compacts),

@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from vtoken_sdk.metrics import COLUMNS
+from vtoken_sdk.nearest import did_you_mean
 from vtoken_sdk.tracking.files import JobFolder, write_json
 
 from . import isolate
@@ -26,7 +27,7 @@ from .plan import Plan
 from .progress import duration
 from .results import rows_of
 from .runner import Runner, count, runs
-from .settings import UsageError, Value, nearest
+from .settings import UsageError, Value
 from .steering import Steering
 
 if TYPE_CHECKING:
@@ -82,10 +83,8 @@ class Search:
         if not intervals:
             raise UsageError("search=optuna: nothing to search; write a key as interval(LOW,HIGH), such as threshold=interval(0.3,1.0)")
         if COLUMNS.get(how.objective) not in (int, float):
-            near = nearest(how.objective, [name for name, kind in COLUMNS.items() if kind in (int, float)])
-            raise UsageError(
-                f"objective={how.objective}: use a column of the results with numbers" + (f"; did you mean {near}?" if near else "")
-            )
+            meant = did_you_mean(how.objective, [name for name, kind in COLUMNS.items() if kind in (int, float)])
+            raise UsageError(f"objective={how.objective}: use a column of the results with numbers{meant}")
         if importlib.util.find_spec("optuna") is None:
             raise UsageError("search=optuna: Optuna is not installed; pip install 'vtoken-sdk[optuna]'")
         return cls(how, axes, intervals, direction_of(how.objective, how.direction))

@@ -5,13 +5,13 @@ A flat dict maps keys such as "evict.prefill" to values. A list as a value, or a
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from vtoken_sdk.nearest import did_you_mean
 from vtoken_sdk.tracking import KINDS, MODES
 
 from .interval import Interval
@@ -25,16 +25,6 @@ MOST = 2**63 - 1  # what a column of the results holds
 
 class UsageError(Exception):
     """The command cannot be run as it is. One line: the key, what is wrong, and the mend. Nothing has run."""
-
-
-def nearest(word: str, names: Iterable[str]) -> str | None:
-    """The name most like `word`, by the whole or by its last part (`prefill` finds `evict.prefill`)."""
-    names = list(names)
-    if close := difflib.get_close_matches(word, names, 1):
-        return close[0]
-    tails = {name.rpartition(".")[2]: name for name in names}
-    close = difflib.get_close_matches(word.rpartition(".")[2], tails, 1)
-    return tails[close[0]] if close else None
 
 
 def _number(value: object) -> object:
@@ -120,8 +110,7 @@ def choice(*names: str) -> Parser:
     def parse(key: str, value: Any) -> str:
         word = {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value  # YAML reads on and off as booleans
         if word not in names:
-            near = nearest(str(word), names)
-            raise UsageError(f"{key}={value}: use one of {', '.join(names)}" + (f"; did you mean {key}={near}?" if near else ""))
+            raise UsageError(f"{key}={value}: use one of {', '.join(names)}{did_you_mean(str(word), names, f'; did you mean {key}={{}}?')}")
         return str(word)
 
     return parse
@@ -136,8 +125,7 @@ def trackers(key: str, value: Any) -> str | None:
     """What was asked for and is not installed is told before anything runs; W&B is the default, and then a notice at the end."""
     for name in tracker_names(None if value is None else str(value)):
         if name not in KINDS:
-            near = nearest(name, KINDS)
-            raise UsageError(f"{key}={value}: {name} is none of jsonl, {', '.join(KINDS)}" + (f"; did you mean {near}?" if near else ""))
+            raise UsageError(f"{key}={value}: {name} is none of jsonl, {', '.join(KINDS)}{did_you_mean(name, KINDS)}")
         if name != "wandb" and not KINDS[name].installed:
             raise UsageError(f"{key}={value}: {name} is not installed; pip install 'vtoken-sdk[{KINDS[name].extra}]'")
     return None if value is None else str(value)
@@ -229,10 +217,8 @@ def variation(key: str, value: Any) -> str:
     for word in words:
         name, equals, said = word.partition("=")
         if not equals or name not in JOB_KEYS:
-            near = nearest(name, JOB_KEYS)
-            raise UsageError(
-                f"{key}={value}: use KEY=VALUE pairs with spaces between them" + (f"; did you mean {near}=...?" if near else "")
-            )
+            meant = did_you_mean(name, JOB_KEYS, "; did you mean {}=...?")
+            raise UsageError(f"{key}={value}: use KEY=VALUE pairs with spaces between them{meant}")
         JOB_KEYS[name](name, said)
     return " ".join(words)
 
@@ -293,8 +279,7 @@ def check_keys(keys: Iterable[str]) -> None:
         inner = [name for name in KEYS if name.startswith(f"{key}.")]
         if inner:
             raise UsageError(f"{key} is a group of keys; set {' or '.join(inner)}")
-        near = nearest(key, KEYS)
-        raise UsageError(f"unknown key {key}" + (f"; did you mean {near}?" if near else "; vtoken-sweep --help lists the keys"))
+        raise UsageError(f"unknown key {key}{did_you_mean(key, KEYS) or '; vtoken-sweep --help lists the keys'}")
 
 
 def axes_of(flat: Mapping[str, Any]) -> dict[str, list[Value]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from vtoken_sdk.paper import LATENCY_FACTOR as SLA
 from vtoken_sdk.report.compare import POLICY_KEYS, Line, label
 from vtoken_sdk.report.document import Cell, Column, Panel, Part, Plot, Table
-from vtoken_sdk.report.gates import SLA
 from vtoken_sdk.report.plots import MARKERS, Curve, curves
 from vtoken_sdk.report.stats import Estimate
 
