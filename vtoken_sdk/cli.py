@@ -88,7 +88,8 @@ def main() -> None:
 
 
 def _sweep(args: Sequence[str]) -> None:
-    from vtoken_sdk.sweep.settings import UsageError, check_keys
+    from vtoken_sdk.sweep.settings import check_keys
+    from vtoken_sdk.sweep.values import UsageError
 
     runs = not any(arg.startswith(ASKS) for arg in args)
     try:

@@ -19,8 +19,9 @@ from vtoken_sdk.paper import CAPACITY, HOOKS, RETAINED_BLOCKS, THROUGHPUT, UTILI
 from vtoken_sdk.runtime.capacity import peak_blocks
 from vtoken_sdk.runtime.dummy import SHAPES
 from vtoken_sdk.sweep.answer import experiment_names
+from vtoken_sdk.sweep.axes import axes_of
 from vtoken_sdk.sweep.plan import Plan, PolicyFacts, make_plan
-from vtoken_sdk.sweep.settings import axes_of, check_keys, flatten, shipped_text
+from vtoken_sdk.sweep.settings import check_keys, flatten, shipped_text
 
 SMALL = ("ctx=128", "output_tokens=20", "chunk=64", "dir=out")
 

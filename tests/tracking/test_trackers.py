@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from vtoken_sdk.sweep.settings import UsageError, axes_of, tracker_names
+from vtoken_sdk.sweep.axes import axes_of
+from vtoken_sdk.sweep.values import UsageError, tracker_names
 from vtoken_sdk.tracking import KINDS, Mirror, start_trackers
 from vtoken_sdk.tracking.jsonl import Jsonl
 

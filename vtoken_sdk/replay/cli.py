@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from vtoken_sdk.nearest import did_you_mean
-from vtoken_sdk.sweep.settings import KEYS, POLICY_OPTION, UsageError, Value, axes_of, flatten, shipped_text
+from vtoken_sdk.sweep.axes import axes_of
+from vtoken_sdk.sweep.settings import KEYS, POLICY_OPTION, flatten, shipped_text
+from vtoken_sdk.sweep.values import UsageError, Value
 
 if TYPE_CHECKING:
     from vtoken_sdk.sweep.job import Job

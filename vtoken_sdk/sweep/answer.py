@@ -12,7 +12,7 @@ from vtoken_sdk.metrics import Row
 from vtoken_sdk.nearest import did_you_mean
 from vtoken_sdk.tracking.files import write_json
 
-from .settings import UsageError
+from .values import UsageError
 
 FILE = "experiment.json"
 

@@ -15,7 +15,7 @@ from vtoken_sdk.tracking.files import read_json, write_json, write_whole
 
 from .plan import Plan
 from .provenance import of_sweep
-from .settings import UsageError
+from .values import UsageError
 
 STOP = ".stop"  # no further job of this sweep is to start
 OUTCOME = ("status.json", "result.json", "steps.parquet", "bench.json", "quality.parquet", "error.txt", "log.txt")

@@ -14,7 +14,8 @@ from vtoken_sdk.nearest import did_you_mean
 
 from .job import Job
 from .quality import files_sha256
-from .settings import JOB_KEYS, KEYS, POLICY_OPTION, STEER_KEYS, SWEEP_KEYS, UsageError, Value, field_name, varied
+from .settings import JOB_KEYS, KEYS, POLICY_OPTION, STEER_KEYS, SWEEP_KEYS, field_name, varied
+from .values import UsageError, Value
 
 
 @dataclass(frozen=True)

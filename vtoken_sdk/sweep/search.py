@@ -27,8 +27,8 @@ from .plan import Plan
 from .progress import duration
 from .results import rows_of
 from .runner import Runner, count, runs
-from .settings import UsageError, Value
 from .steering import Steering
+from .values import UsageError, Value
 
 if TYPE_CHECKING:
     import optuna
