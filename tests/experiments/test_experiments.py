@@ -284,4 +284,4 @@ def test_overhead_is_a_share_of_natives_time(tmp_path: Path) -> None:
         rows.append({"runtime": "vtoken", "policy": "full", "seed": seed, "itl_ms_p50": hooked, "output_tok_s": 1000 / hooked})
     gap, time = EXPERIMENTS["overhead"](table(tmp_path, rows)).findings
     assert gap.measured == time.measured == pytest.approx(1.0)
-    assert gap.note == "2 seeds: 0.50 to 1.50"
+    assert gap.note == "2 seeds: ±6.4 (95 %)"

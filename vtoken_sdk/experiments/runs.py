@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from vtoken_sdk.report.compare import LOAD_KEYS, VICTIM_KEYS, Row, key_of, label, varying
+from vtoken_sdk.report.stats import Estimate
 from vtoken_sdk.tracking.files import read_json
 
 SEEDS = "seed"
@@ -86,11 +87,11 @@ def change(new: float, old: float) -> float | None:
 
 
 def over_seeds(values: Sequence[float | None]) -> tuple[float | None, str]:
-    """Mean, and a note of the spread where there are several."""
-    known = [v for v in values if v is not None]
-    if not known:
+    """Mean, and a note of its interval, which is the report's, where there are several."""
+    estimate = Estimate.of(values)
+    if estimate is None:
         return None, "nothing to compare with finished"
-    return fmean(known), f"{len(known)} seeds: {min(known):.2f} to {max(known):.2f}" if len(known) > 1 else ""
+    return estimate.mean, f"{estimate.n} seeds: ±{estimate.half:.2g} (95 %)" if estimate.half is not None else ""
 
 
 def where(runs: Sequence[Run]) -> str:
