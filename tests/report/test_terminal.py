@@ -62,7 +62,7 @@ def test_names_that_leave_no_room_become_numbers_and_are_not_cut() -> None:
 def test_naive_against_vtoken_is_the_verdict() -> None:
     assert verdict(FIVE) == [
         "h2o, budget=0.5: naive holds 1.98 and vtoken 1.02 times the blocks that the live tokens need; "
-        "5,427 blocks should hold 10 such requests under vtoken, 5 under native.",
+        "5,427 blocks should hold 10 requests of 16,384 + 32 tokens under vtoken, 5 under native.",
         "The runtimes evicted the same tokens and generated the same text: their figures compare.",
     ]
 

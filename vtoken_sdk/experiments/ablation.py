@@ -5,7 +5,7 @@ from __future__ import annotations
 from vtoken_sdk.report.compare import VICTIM_KEYS, key_of, label, varying
 
 from .finding import Finding, Outcome
-from .runs import Run, Runs, change, over_seeds, where
+from .runs import SETTLED, Run, Runs, change, over_seeds, where
 
 QUESTION = "What does each option of reclaiming do?"
 COMPARED = (("blocks held, against the base", "blocks_held"), ("ITL p95, against the base", "itl_ms_p95"))
@@ -35,7 +35,7 @@ def analyze(runs: Runs) -> Outcome:
             "copies on the main stream", "vtoken", None, "%", note="the runtime has no option for it: its copies have a stream of their own"
         )
     )
-    return Outcome(QUESTION, found)
+    return Outcome(QUESTION, found, notes=(SETTLED,))
 
 
 def _victims(group: list[Run]) -> str:

@@ -87,8 +87,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class Outcome:
-    """An experiment's findings. question: what it asks. detail: series and points behind them, as JSON has it."""
+    """An experiment's findings. question: what it asks. detail: series and points behind them, as JSON has it. notes: what they are."""
 
     question: str
     findings: list[Finding]
     detail: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()

@@ -11,11 +11,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from vtoken_sdk.report.compare import LOAD_KEYS, VICTIM_KEYS, Row, key_of, label, varying
+from vtoken_sdk.report.compare import LOAD_KEYS, VICTIM_KEYS, Row, key_of, label, trimmed, varying
 from vtoken_sdk.report.stats import Estimate
 from vtoken_sdk.tracking.files import read_json
 
 SEEDS = "seed"
+SETTLED = "Memory figures here are means over the steps in which no prompt is read; the sweep's table and its report take all steps."
 CPU_NOISE = "CPU times of one machine"
 
 
@@ -77,7 +78,7 @@ class Runs:
 
 def load_runs(folder: Path, rows: Sequence[Row]) -> Runs:
     """rows: of the sweep's results."""
-    done = [Run(row, folder / "jobs" / str(row["job"])) for row in rows if row["status"] == "done"]
+    done = [Run(row, folder / "jobs" / str(row["job"])) for row in trimmed(rows) if row["status"] == "done"]
     return Runs(folder, done, len(rows) - len(done))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from vtoken_sdk.nearest import did_you_mean
 from vtoken_sdk.sweep.axes import axes_of
-from vtoken_sdk.sweep.settings import KEYS, POLICY_OPTION, flatten, shipped_text
+from vtoken_sdk.sweep.settings import KEYS, POLICY_OPTION, check_once, flatten, shipped_text
 from vtoken_sdk.sweep.values import UsageError, Value
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ def _options(command: str, words: Sequence[str], keys: Sequence[str]) -> dict[st
         if key not in keys and not (command == "run" and key.startswith(POLICY_OPTION)):
             where = "vtoken-sweep has it" if key in KEYS else "unknown key"
             raise UsageError(f"{key}: {where}, not vtoken-replay {command}{did_you_mean(key, keys)}")
+        check_once([*given, key])
         given[key] = {"true": True, "false": False, "null": None}.get(value.lower(), value)
     return {**shipped, **DEFAULTS[command], **given}
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vtoken_sdk.metrics import COLUMNS
+from vtoken_sdk.nearest import did_you_mean
 from vtoken_sdk.tracking.files import JobFolder, read_json
 
 from .compare import Row
@@ -116,7 +117,8 @@ def read_sweep(path: Path) -> Sweep:
     stored = _stored_rows(path / "results.parquet")
     planned = {str(job["job"]): {k: v for k, v in job.items() if k != "job"} for job in plan.get("jobs", ())}
     if not planned and not stored:
-        raise RecordError(f"{path}: no plan.json and no results.parquet; name the folder of a sweep (its dir=)")
+        near = did_you_mean(path.name, [file.parent.name for file in path.parent.glob("*/plan.json")])
+        raise RecordError(f"{path}: no plan.json and no results.parquet; name the folder of a sweep (its dir=){near}")
     rows, configs, provenance = [], {}, {}
     for job in planned or stored:
         folder = JobFolder(path / "jobs" / job)

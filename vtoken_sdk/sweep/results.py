@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vtoken_sdk.metrics import COLUMNS, Row
 from vtoken_sdk.report import write_page
-from vtoken_sdk.report.compare import label, varying
+from vtoken_sdk.report.compare import label, trimmed, varying
 from vtoken_sdk.report.data import results_table
 from vtoken_sdk.report.record import planned_row
 from vtoken_sdk.tracking.files import JobFolder, csv_of, write_parquet, write_whole
@@ -45,6 +45,6 @@ def write_report(sweep: Path, rows: Sequence[Row]) -> None:
 
 def job_names(jobs: Sequence[Job]) -> list[str]:
     """For people: what tells each job from the others."""
-    rows = [job_row(job) for job in jobs]
+    rows = trimmed([job_row(job) for job in jobs])
     keys = varying(rows)
     return [", ".join(filter(None, (job.runtime, label(row, keys)))) for job, row in zip(jobs, rows, strict=True)]

@@ -157,6 +157,15 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     return nested
 
 
+def check_once(keys: Iterable[str]) -> None:
+    """Raise UsageError where a command line has a key twice: whoever typed it meant one of the values, or both."""
+    seen: set[str] = set()
+    for key in keys:
+        if key in seen:
+            raise UsageError(f"{key} is given twice; write it once" + (", with commas between its values" if key not in SWEEP_KEYS else ""))
+        seen.add(key)
+
+
 def check_keys(keys: Iterable[str]) -> None:
     """Raise UsageError at the first key that does not exist. Options of policies are checked against the policies later."""
     for key in keys:

@@ -21,13 +21,14 @@ def part(view: View) -> Part:
         return Part("capacity", TITLE, reason=view.why_empty)
     notes = [
         "Measured: the most requests that held blocks at one time in this pool. Requests may have been too few to fill it: then it is not "
-        "the pool's limit. Estimates: equal requests by their peak of blocks, no run behind them.",
+        "the pool's limit. Estimates: requests of ctx tokens and max_tokens more, all alike, by the blocks that the runtime promises them, "
+        "no run behind them; a threshold below 1 and packing=fresh promise none of those that reclaiming frees.",
         *view.not_drawn,
     ]
     drawn = [
         bars("Measured", "most requests that held blocks at once, in the run's pool", view.bar_groups(itemgetter("concurrency_peak"))),
         *(
-            bars(f"Estimate: {n:,} blocks", "such requests that the pool holds at once", view.bar_groups(itemgetter(column)))
+            bars(f"Estimate: {n:,} blocks", "requests of ctx + max_tokens that the pool holds", view.bar_groups(itemgetter(column)))
             for column, n in ADMITS.items()
         ),
         _over(view, "pool_blocks", "Measured over pools", "blocks in the pool"),
@@ -81,5 +82,5 @@ def _frontier(view: View) -> Plot | None:
     for runtime, at in shown.items():
         x = sorted(at)
         drawn.append(Curve(runtime, runtime, x, [sum(at[s]) / len(at[s]) for s in x], dash=runtime, marker=MARKERS[runtime]))
-    about = f"such requests in {ADMITS[ADMITS_SMALLER]:,} blocks, mean over policies"
+    about = f"requests of ctx + max_tokens in {ADMITS[ADMITS_SMALLER]:,} blocks, mean over policies"
     return curves("Estimate over the budget", about, drawn, "budget, % of the prompt", "requests", zero=(True, True), whole=(False, True))
