@@ -63,6 +63,8 @@ def test_tensorboard_beside_wandb_has_the_steps_and_the_result(job: Path) -> Non
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     (folder,) = (job.parents[1] / "tensorboard").iterdir()
+    assert folder.name.endswith(f"_{job.name}")
+    assert " " not in folder.name
     assert folder.name.endswith(job.name)
     events = EventAccumulator(str(folder))
     events.Reload()

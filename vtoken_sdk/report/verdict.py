@@ -20,11 +20,12 @@ def verdict(rows: Sequence[Row]) -> list[str]:
     groups = grouped((r for r in done if r["runtime"] != "native" and held_ratio(r) is not None), seeds=False)
     if len(groups) <= SPELLED_OUT:
         each = [f"{label(g[0], keys)}: {holds(g)} times the blocks that the live tokens need{fit(g, done)}." for g in groups]
-        return [*each, *budgets(done), *agreement(done)]
+        return [*each, *promises(done), *budgets(done), *agreement(done)]
     worst = [max((r for g in groups for r in g if r["runtime"] == name), key=_ratio, default=None) for name in ("naive", "vtoken")]
     said = holds([row for row in worst if row is not None] or groups[0])
     return [
         f"Over {len(groups)} combinations, at most: {said} times the blocks that the live tokens need.",
+        *promises(done),
         *budgets(done),
         *agreement(done),
     ]
@@ -64,6 +65,13 @@ def fit(group: Sequence[Row], done: Sequence[Row]) -> str:
     return f"; {blocks:,} blocks should hold {best[column]:,} requests of {size} under {under}, {base[column]:,} under native"
 
 
+def promises(done: Sequence[Row]) -> list[str]:
+    """Why an estimate does not see what a run gained. A margin belongs to reclaim.packing=fresh alone."""
+    if not any(r["threshold"] not in (None, 1) or r["margin"] is not None for r in done):
+        return []
+    return ["'fit in' counts what a runtime promises; vtoken promises blocks back at threshold=1 with reclaim.packing=fill only."]
+
+
 def budgets(done: Sequence[Row]) -> list[str]:
     """Policies that did not do what was asked of them."""
     said = []
@@ -100,10 +108,6 @@ def caveats(rows: Sequence[Row]) -> list[str]:
         notes.append("CPU timing, one run a job: only large ratios mean anything")
     if judged := [r["judged"] for r in rows if r["judged"] is not None]:
         notes.append(f"quality is judged on {min(judged)} tokens: small differences are chance")
-    if any(r["runtime"] == "vtoken" and (r["threshold"] != 1 or "packing=fresh" in (r["reclaim"] or "")) for r in rows):
-        notes.append(
-            "'fit in' counts on what a runtime promises: vtoken promises blocks back at threshold=1 with reclaim.packing=fill only"
-        )
     if any(r[f"{suite}_items"] is not None for suite in ("needle", "needle4", "longbench") for r in rows) or judged:
         notes.append("what eviction costs a small model does not say what it costs a large one")
     if any(r["device"] == "cuda" for r in rows):
