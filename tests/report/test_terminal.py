@@ -106,6 +106,8 @@ def test_options_of_reclaiming_are_a_range_and_say_what_the_estimate_leaves_out(
     assert first.endswith("should hold 10 requests of 16,384 + 32 tokens under vtoken (threshold=1.0), 5 under native.")
     assert second.startswith("'fit in' counts what a runtime promises; ")
     assert not any("promises" in said for said in verdict([row("native"), shipped]))
+    slack = [row("vtoken", reclaim=f"slack={n} move_cap=4096", admits_5427=10 + n) for n in (0, 1)]
+    assert "requests of 16,384 + 32 tokens under vtoken (slack=1), 5" in verdict([row("native"), *slack])[0]
 
 
 def test_only_groups_of_several_rows_have_a_gap_between_them() -> None:

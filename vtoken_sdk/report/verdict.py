@@ -7,7 +7,7 @@ from statistics import fmean
 
 from vtoken_sdk.paper import ADMITS, ADMITS_SMALLER
 
-from .compare import LOAD_KEYS, RECLAIM_KEYS, Row, baseline, grouped, label, names_of, varying
+from .compare import LOAD_KEYS, RECLAIM_KEYS, Row, baseline, grouped, label, names_of, trimmed, varying
 from .figures import held_ratio
 
 SPELLED_OUT = 8  # groups that get a sentence each
@@ -15,7 +15,7 @@ SPELLED_OUT = 8  # groups that get a sentence each
 
 def verdict(rows: Sequence[Row]) -> list[str]:
     """What the run says, in sentences: one for each load, policy and budget if they are few, then whether the runtimes agreed."""
-    done = [r for r in rows if r["status"] == "done"]
+    done = [r for r in trimmed(rows) if r["status"] == "done"]
     keys = [k for k in names_of(rows) if k in (*LOAD_KEYS, "policy", "option", "budget")] or ["policy", "budget"]
     groups = grouped((r for r in done if r["runtime"] != "native" and held_ratio(r) is not None), seeds=False)
     if len(groups) <= SPELLED_OUT:
