@@ -211,3 +211,9 @@ def test_paths_with_spaces_are_quoted_in_the_next_steps(vtoken_new: Command) -> 
     done = vtoken_new("policy", "mine", "--dir", "my work")
     assert done.code == 0
     assert "  vtoken-check './my work/mine.py'\n  python -m pytest 'my work/test_mine.py'\n" in done.out
+
+
+def test_where_pytest_is_missing_the_steps_begin_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    steps = new.plan_policy("mine", Path(), package=False).next_steps
+    assert steps[1:3] == ("python -m pip install pytest", "python -m pytest test_mine.py")

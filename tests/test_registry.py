@@ -110,7 +110,8 @@ class TestNames:
         assert points == {name: f"{module}:{load_policy_class(name).__name__}" for name, module in bundled.items()}
 
     def test_listing_waits_for_no_torch_and_needs_no_installation(self, folder: Path) -> None:
-        write(folder / "src" / "vtoken_sdk" / "registry.py", (ROOT / "vtoken_sdk" / "registry.py").read_text())
+        for name in ("registry.py", "nearest.py"):
+            write(folder / "src" / "vtoken_sdk" / name, (ROOT / "vtoken_sdk" / name).read_text())
         write(folder / "src" / "vtoken_sdk" / "policies" / "h2o.py", "raise SystemExit('imported')")
         write(folder / "src" / "vtoken_sdk" / "policies" / "_shared.py", "")
         code = "import sys; from vtoken_sdk.registry import *; print(available_policies(), 'torch' in sys.modules)"

@@ -40,8 +40,8 @@ def help_text() -> str:
 def keys_of(args: Sequence[str]) -> list[str]:
     """The keys of ours among them, as the configuration has them. Without the values of flags, such as --config-name x=y."""
     words = [word for before, word in zip(["", *args], args, strict=False) if not before.startswith("-") or before.count("=")]
-    ours = [word for word in to_hydra(words) if word.startswith("++")]
-    return [word.removeprefix("++").partition("=")[0] for word in ours]
+    ours = [word for word in to_hydra(words) if word.startswith(("++", "+experiment="))]
+    return [word.lstrip("+").partition("=")[0] for word in ours]
 
 
 def to_hydra(args: Sequence[str]) -> list[str]:
@@ -88,11 +88,13 @@ def main() -> None:
 
 
 def _sweep(args: Sequence[str]) -> None:
-    from vtoken_sdk.sweep.settings import UsageError, check_keys
+    from vtoken_sdk.sweep.settings import check_keys, check_once
+    from vtoken_sdk.sweep.values import UsageError
 
     runs = not any(arg.startswith(ASKS) for arg in args)
     try:
         check_keys(keys_of(args))  # before anything heavy starts
+        check_once(keys_of(args))
     except UsageError as error:
         _refuse(str(error))
     from vtoken_sdk.sweep import isolate

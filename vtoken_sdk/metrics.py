@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vtoken_sdk.paper import ADMITS
+
 if TYPE_CHECKING:
     from vtoken_sdk.runtime import RequestOutput, StepRecord
 
@@ -38,7 +40,7 @@ COLUMNS: dict[str, type] = {
     **{f"{suite}_{what}": int for suite in ("needle", "needle4", "longbench") for what in ("items", "dropped")},
     **{"nll_full": float, "judged": int, "max_tokens": int, "lengths": str, "chunk": int, "max_running": int, "prefix_cache": bool},
     **{"kept": float, "budget_tokens": int, "option": str, "evict_prefill": str, "evict_every": int, "reclaim": str},
-    **dict.fromkeys(("pool_blocks", "pool_block_size", "admits_5427", "admits_11519", "steps", "cut_short"), int),
+    **dict.fromkeys(("pool_blocks", "pool_block_size", *ADMITS, "steps", "cut_short"), int),
     # the load, and what became of its requests
     **{"length_scale": float, "arrivals": str, "request_rate": float, "burstiness": float, "max_concurrency": int, "step_ms": float},
     **{"request_throughput": float, "request_goodput": float},

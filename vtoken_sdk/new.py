@@ -64,6 +64,7 @@ def plan_policy(name: str, folder: Path, *, package: bool) -> Plan:
         spec = str(file) if file.is_absolute() else f"./{file}"
         steps = (
             f"vtoken-check {shlex.quote(spec)}",
+            *([] if importlib.util.find_spec("pytest") else ["python -m pip install pytest"]),
             f"python -m pytest {shlex.quote(str(test))}",
             shlex.join(["vtoken-sweep", f"policy={spec},h2o,streaming_llm", "ctx=2k", "budget=0.25", "runtime=naive,vtoken"]),
         )

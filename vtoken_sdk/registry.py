@@ -7,7 +7,6 @@ A spec is the name of a bundled or installed policy (entry points, group `vtoken
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import importlib
 import importlib.metadata
@@ -19,14 +18,17 @@ import traceback
 import types
 import typing
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from vtoken_sdk.nearest import did_you_mean
 
 if TYPE_CHECKING:  # torch comes with it, and who only lists names must not wait for that
     from vtoken_sdk.policy import EvictionPolicy
 
 GROUP = "vtoken_sdk.policies"
+MEANT = " Did you mean {}?"
 FORMS = "a policy's name, pkg.mod:Class, or ./file.py[:Class]"
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", type(None): "null"}
 
@@ -114,7 +116,7 @@ def _load_name(name: str) -> type[EvictionPolicy]:
     if name not in installed:
         if local.is_file():
             return _pick(name, f"./{local}", _load_file(name, local), "")
-        near = _nearest(name, [*installed, *(p.stem for p in Path().glob("*.py"))])
+        near = did_you_mean(name, [*installed, *(p.stem for p in Path().glob("*.py"))], MEANT)
         names = ", ".join(sorted(installed))
         raise RegistryError(f"policy={name}: no such policy, and no {Path.cwd() / local}.{near} The names are {names}; or write {FORMS}")
     if len(installed[name]) > 1:
@@ -143,7 +145,7 @@ def _load_file(spec: str, path: Path) -> types.ModuleType:
     try:
         source = path.read_bytes()
     except OSError as error:
-        near = _nearest(path.name, [p.name for p in path.parent.glob("*.py")])
+        near = did_you_mean(path.stem, [p.stem for p in path.parent.glob("*.py")], " Did you mean {}.py?")
         raise RegistryError(f"policy={spec}: {path} cannot be read: {error.strerror}.{near}") from error
     digest = hashlib.sha256(source).hexdigest()
     name = f"vtoken_policy_{path.stem}_{hashlib.sha256(f'{path}:{digest}'.encode()).hexdigest()[:16]}"
@@ -189,7 +191,7 @@ def _pick(spec: str, where: str, module: types.ModuleType, class_name: str) -> t
 
     classes = {name: value for name, value in vars(module).items() if isinstance(value, type)}
     if class_name and class_name not in classes:
-        near = _nearest(class_name, [n for n, c in classes.items() if issubclass(c, EvictionPolicy) and c is not EvictionPolicy])
+        near = did_you_mean(class_name, [n for n, c in classes.items() if issubclass(c, EvictionPolicy) and c is not EvictionPolicy], MEANT)
         raise RegistryError(f"policy={spec}: {where} has no class {class_name}.{near}")
     if not class_name:
         own = {n: c for n, c in classes.items() if c.__module__ == module.__name__ and not n.startswith("_")}
@@ -220,14 +222,8 @@ def _unknown_option(spec: str, key: str, known: list[str]) -> str:
     owners = [n for n, m in bundled.items() if key in _options(_pick(n, m, _load_module(n, m), ""))]
     belongs = f" {key} is an option of {', '.join(owners)}." if owners else ""
     have = f"Its options are {', '.join(known)}" if known else "It has no options"
-    return f"policy={spec} has no option {key}.{_nearest(key, known)}{belongs} {have}; the run's own, such as budget, do not belong here"
-
-
-def _nearest(word: str, words: Iterable[str]) -> str:
-    """' Did you mean x?', or nothing; case does not count."""
-    lower = {w.lower(): w for w in words}
-    near = difflib.get_close_matches(word.lower(), lower, n=1)
-    return f" Did you mean {lower[near[0]]}?" if near else ""
+    near = did_you_mean(key, known, MEANT)
+    return f"policy={spec} has no option {key}.{near}{belongs} {have}; the run's own, such as budget, do not belong here"
 
 
 def _fit(value: object, hint: typing.Any) -> object:

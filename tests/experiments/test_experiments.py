@@ -14,13 +14,14 @@ import yaml
 
 from tests.sweep.conftest import Sweep
 from vtoken_sdk.experiments import EXPERIMENTS, Finding, Range, load_runs
-from vtoken_sdk.experiments.paper import CAPACITY, HOOKS, RETAINED_BLOCKS, THROUGHPUT, UTILIZATION
 from vtoken_sdk.metrics import COLUMNS
+from vtoken_sdk.paper import CAPACITY, HOOKS, RETAINED_BLOCKS, THROUGHPUT, UTILIZATION
 from vtoken_sdk.runtime.capacity import peak_blocks
 from vtoken_sdk.runtime.dummy import SHAPES
 from vtoken_sdk.sweep.answer import experiment_names
+from vtoken_sdk.sweep.axes import axes_of
 from vtoken_sdk.sweep.plan import Plan, PolicyFacts, make_plan
-from vtoken_sdk.sweep.settings import axes_of, check_keys, flatten, shipped_text
+from vtoken_sdk.sweep.settings import check_keys, flatten, shipped_text
 
 SMALL = ("ctx=128", "output_tokens=20", "chunk=64", "dir=out")
 
@@ -290,4 +291,4 @@ def test_overhead_is_a_share_of_natives_time(tmp_path: Path) -> None:
         rows.append({"runtime": "vtoken", "policy": "full", "seed": seed, "itl_ms_p50": hooked, "output_tok_s": 1000 / hooked})
     gap, time = EXPERIMENTS["overhead"](table(tmp_path, rows)).findings
     assert gap.measured == time.measured == pytest.approx(1.0)
-    assert gap.note == "2 seeds: 0.50 to 1.50"
+    assert gap.note == "2 seeds: ±6.4 (95 %)"

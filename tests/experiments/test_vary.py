@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
+from vtoken_sdk.sweep.axes import axes_of
 from vtoken_sdk.sweep.plan import Plan, PolicyFacts, make_plan
-from vtoken_sdk.sweep.settings import UsageError, axes_of, flatten, shipped_text
+from vtoken_sdk.sweep.settings import flatten, shipped_text
+from vtoken_sdk.sweep.values import UsageError
 
 
 def plan(**options: Any) -> Plan:

@@ -86,6 +86,7 @@ def test_no_figure_is_cut_and_what_varies_is_named(
         ("run run.parquet runtime=native", "runtime=native evicts nothing"),
         ("run run.parquet policy=h3o", "h2o"),
         ("run run.parquet budget=0", "budget=0"),
+        ("run run.parquet budget=0.5 budget=0.25", "budget is given twice"),
         ("run run.parquet policy", "KEY=VALUE"),
     ],
 )

@@ -113,6 +113,8 @@ def test_the_sla_is_the_baselines_own(tmp_path: Path) -> None:
     assert [cell(table, "SLA", name).text for name in times] == ["-", "kept", "missed"]
     assert cell(table, "SLA ms", "vtoken").text == "10.5"
     assert any(key.name == "SLA: 1.05 x native" for plot in part.panels[0].plots for key in plot.keys)
+    (on_a_cpu,) = throughput.part(view(tmp_path / "cpu", *(row(name, itl_ms_p95=ms) for name, ms in times.items()))).tables
+    assert [(c.text, c.tone) for c in (cell(on_a_cpu, "SLA", name) for name in ("naive", "vtoken"))] == [("not judged", "")] * 2
 
 
 def test_occupancy_is_drawn_where_it_is_recorded_and_never_made_up(tmp_path: Path) -> None:

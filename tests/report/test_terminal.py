@@ -62,7 +62,7 @@ def test_names_that_leave_no_room_become_numbers_and_are_not_cut() -> None:
 def test_naive_against_vtoken_is_the_verdict() -> None:
     assert verdict(FIVE) == [
         "h2o, budget=0.5: naive holds 1.98 and vtoken 1.02 times the blocks that the live tokens need; "
-        "5,427 blocks should hold 10 such requests under vtoken, 5 under native.",
+        "5,427 blocks should hold 10 requests of 16,384 + 32 tokens under vtoken, 5 under native.",
         "The runtimes evicted the same tokens and generated the same text: their figures compare.",
     ]
 
@@ -97,3 +97,35 @@ def test_seeds_are_one_sentence_with_their_mean() -> None:
     rows[-1]["blocks_held"] = 530.0
     (said, *_) = verdict(rows)
     assert said.startswith("h2o, budget=0.5: naive holds 1.98 and vtoken 1.04 times the blocks")
+
+
+def test_options_of_reclaiming_are_a_range_and_say_what_the_estimate_leaves_out() -> None:
+    loose, shipped = row("vtoken", threshold=0.3, blocks_held=600, admits_5427=5), row("vtoken", threshold=1.0)
+    first, second, *_ = verdict([row("native"), loose, shipped])
+    assert first.startswith("h2o, budget=0.5: vtoken holds 1.02 to 1.20 times the blocks that the live tokens need; ")
+    assert first.endswith("should hold 10 requests of 16,384 + 32 tokens under vtoken (threshold=1.0), 5 under native.")
+    assert second.startswith("'fit in' counts what a runtime promises; ")
+    assert not any("promises" in said for said in verdict([row("native"), shipped]))
+    slack = [row("vtoken", reclaim=f"slack={n} move_cap=4096", admits_5427=10 + n) for n in (0, 1)]
+    assert "requests of 16,384 + 32 tokens under vtoken (slack=1), 5" in verdict([row("native"), *slack])[0]
+
+
+def test_only_groups_of_several_rows_have_a_gap_between_them() -> None:
+    def gaps(runtimes: tuple[str, ...]) -> int:
+        text = on_terminal([row(name, requests=n) for n in (1, 2, 3) for name in runtimes], 200)
+        return len(re.findall(r"\n *\n(?=\d)", text))
+
+    assert gaps(("native",)) == 0
+    assert gaps(("naive", "vtoken")) == 2
+
+
+def test_names_hold_no_options_that_all_jobs_share() -> None:
+    reclaim = "packing=fill slack={} move_cap=4096"
+    rows = [row("vtoken", reclaim=reclaim.format(n), status="failed", error="no", job=str(n)) for n in (0, 1)]
+    assert "failed: vtoken, slack=1 (jobs/1): no" in on_terminal(rows, 200)
+
+
+def test_what_quality_is_judged_on_is_not_the_load() -> None:
+    said = "Quality is judged on text of its own, apart from this workload."
+    assert said in on_terminal([row("naive", judged=8, weights="real")], 200)
+    assert said not in on_terminal(FIVE, 200)

@@ -15,12 +15,14 @@ import yaml
 from vtoken_sdk.runtime import ConfigError, Engine, EngineConfig, RequestOutput, SamplingParams, StepRecord
 from vtoken_sdk.runtime.model_loader import LoadedModel, load_model
 from vtoken_sdk.runtime.request import Eviction
+from vtoken_sdk.sweep.axes import axes_of
 from vtoken_sdk.sweep.bench import bench_result, timing
 from vtoken_sdk.sweep.client import Client
 from vtoken_sdk.sweep.job import Job
 from vtoken_sdk.sweep.load import job_workload
 from vtoken_sdk.sweep.run import kept
-from vtoken_sdk.sweep.settings import UsageError, axes_of, flatten, shipped_text
+from vtoken_sdk.sweep.settings import flatten, shipped_text
+from vtoken_sdk.sweep.values import UsageError
 from vtoken_sdk.workloads import LENGTHS, Workload, gamma_arrivals, synthetic
 
 from .conftest import Sweep, results

@@ -15,7 +15,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from vtoken_sdk.sweep import cluster
-from vtoken_sdk.sweep.settings import UsageError
+from vtoken_sdk.sweep.values import UsageError
 
 from .conftest import SMALL, Sweep, results, write_policy
 

@@ -17,13 +17,14 @@ from rich.console import Console
 
 from vtoken_sdk.metrics import Row
 from vtoken_sdk.sweep import isolate
+from vtoken_sdk.sweep.axes import axes_of
 from vtoken_sdk.sweep.check import plan_sweep
 from vtoken_sdk.sweep.folder import alone, write_plan
 from vtoken_sdk.sweep.launch import launch_here
 from vtoken_sdk.sweep.plan import Plan, make_folder
 from vtoken_sdk.sweep.results import rows_of, write_results
 from vtoken_sdk.sweep.runner import Runner
-from vtoken_sdk.sweep.settings import axes_of, flatten, shipped_text
+from vtoken_sdk.sweep.settings import flatten, shipped_text
 from vtoken_sdk.sweep.steering import Steering
 
 from .conftest import results, write_policy

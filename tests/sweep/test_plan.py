@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
+from vtoken_sdk.sweep.axes import axes_of
 from vtoken_sdk.sweep.job import Job
 from vtoken_sdk.sweep.plan import Plan, PolicyFacts, make_folder, make_plan
-from vtoken_sdk.sweep.settings import UsageError, axes_of, flatten, shipped_text
+from vtoken_sdk.sweep.settings import flatten, shipped_text
+from vtoken_sdk.sweep.values import UsageError
 
 FACTS = {
     "h2o": PolicyFacts(("recent",), "h2o.py", "aa"),

@@ -14,10 +14,12 @@ from tests.quality_model import save_tiny, tiny, tokenizer
 from vtoken_sdk.quality import FullCache, longbench
 from vtoken_sdk.quality.__main__ import main
 from vtoken_sdk.runtime.model_loader import load_model
+from vtoken_sdk.sweep.axes import axes_of
 from vtoken_sdk.sweep.job import Job
 from vtoken_sdk.sweep.plan import PolicyFacts, make_plan
 from vtoken_sdk.sweep.quality import quality_items
-from vtoken_sdk.sweep.settings import UsageError, axes_of, flatten, shipped_text
+from vtoken_sdk.sweep.settings import flatten, shipped_text
+from vtoken_sdk.sweep.values import UsageError
 from vtoken_sdk.workloads import BUNDLED_TEXT
 
 from .conftest import Sweep, results

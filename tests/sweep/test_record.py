@@ -21,7 +21,7 @@ TIMES = {
 def test_a_run_rebuilt_from_its_record_alone(vtoken_sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its folder in another place, the policy's file moved away and back: the same figures; another one's are told."""
     write_policy("mine", "pass")
-    args = (*SMALL, "policy=./mine.py", "budget=0.4", "seed=3", "ctx=100", "runtime=native,vtoken")
+    args = ("ctx=100", *SMALL[1:], "policy=./mine.py", "budget=0.4", "seed=3", "runtime=native,vtoken")
     assert vtoken_sweep(*args, "dir=out").code == 0
     _, row = results("out")
     record = Path(shutil.copytree(Path("out/jobs") / row["job"], "elsewhere/record"))

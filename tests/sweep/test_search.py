@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from vtoken_sdk.sweep.axes import intervals_of
 from vtoken_sdk.sweep.interval import Interval
 from vtoken_sdk.sweep.search import direction_of
-from vtoken_sdk.sweep.settings import UsageError, intervals_of
+from vtoken_sdk.sweep.values import UsageError
 
 from .conftest import SMALL, Sweep, results, write_policy
 

@@ -9,7 +9,10 @@ import sys
 import pytest
 import yaml
 
-from vtoken_sdk.sweep.settings import KEYS, UsageError, axes_of, check_keys, flatten, nearest, nest, shipped_text
+from vtoken_sdk.nearest import nearest
+from vtoken_sdk.sweep.axes import axes_of
+from vtoken_sdk.sweep.settings import KEYS, check_keys, flatten, nest, shipped_text
+from vtoken_sdk.sweep.values import UsageError
 
 from .conftest import ROOT
 

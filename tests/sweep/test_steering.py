@@ -168,7 +168,8 @@ def test_durations_are_for_people(seconds: float, text: str) -> None:
 def _job(seed: int) -> Job:
     import yaml
 
-    from vtoken_sdk.sweep.settings import axes_of, flatten, shipped_text
+    from vtoken_sdk.sweep.axes import axes_of
+    from vtoken_sdk.sweep.settings import flatten, shipped_text
 
     axes = axes_of({**flatten(yaml.safe_load(shipped_text())), "runtime": "native", "seed": seed})
     return Job.from_flat({key: values[0] for key, values in axes.items()})

@@ -9,10 +9,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from vtoken_sdk.registry import load_policy_class, policy_source
+from vtoken_sdk.sweep.axes import axes_of
 from vtoken_sdk.sweep.job import Job
 from vtoken_sdk.sweep.plan import PolicyFacts, make_plan
 from vtoken_sdk.sweep.run import run_job
-from vtoken_sdk.sweep.settings import axes_of, flatten, shipped_text
+from vtoken_sdk.sweep.settings import flatten, shipped_text
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from vtoken_sdk.sweep.settings import UsageError, axes_of, tracker_names
+from vtoken_sdk.sweep.axes import axes_of
+from vtoken_sdk.sweep.values import UsageError, tracker_names
 from vtoken_sdk.tracking import KINDS, Mirror, start_trackers
 from vtoken_sdk.tracking.jsonl import Jsonl
 
@@ -62,6 +63,8 @@ def test_tensorboard_beside_wandb_has_the_steps_and_the_result(job: Path) -> Non
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     (folder,) = (job.parents[1] / "tensorboard").iterdir()
+    assert folder.name.endswith(f"_{job.name}")
+    assert " " not in folder.name
     assert folder.name.endswith(job.name)
     events = EventAccumulator(str(folder))
     events.Reload()

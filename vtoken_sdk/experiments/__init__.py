@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from vtoken_sdk.paper import Range
+
 from . import ablation, capacity, memory, overhead, quality, throughput
-from .finding import Finding, Outcome, Range
+from .finding import Finding, Outcome
 from .runs import Run, Runs, load_runs
 from .table import as_json, print_outcome
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from vtoken_sdk.report.compare import VICTIM_KEYS, key_of, label, varying
 
 from .finding import Finding, Outcome
-from .runs import Run, Runs, change, over_seeds, where
+from .runs import SETTLED, Run, Runs, change, over_seeds, where
 
 QUESTION = "What does each option of reclaiming do?"
 COMPARED = (("blocks held, against the base", "blocks_held"), ("ITL p95, against the base", "itl_ms_p95"))
@@ -30,7 +30,7 @@ def analyze(runs: Runs) -> Outcome:
         found.append(Finding("waste F", name, waste, "share", better="lower", note="; ".join(filter(None, (moved, spread)))))
         if base is not None and group is not base:
             found += [_against(metric, column, name, group, base) for metric, column in COMPARED]
-    return Outcome(QUESTION, found)
+    return Outcome(QUESTION, found, notes=(SETTLED,))
 
 
 def _victims(group: list[Run]) -> str:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from vtoken_sdk.paper import CAPACITY, CAPACITY_GAIN, Range
 from vtoken_sdk.report.compare import LOAD_KEYS, key_of
 
-from .finding import Finding, Outcome, Range
-from .paper import CAPACITY, CAPACITY_GAIN
+from .finding import Finding, Outcome
 from .runs import Run, Runs
 
 QUESTION = "How many requests run at once in a fixed pool, nobody preempted, nobody waiting for another's end?"

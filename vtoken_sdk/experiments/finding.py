@@ -7,28 +7,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from vtoken_sdk.paper import Range
+
 Unit = Literal["%", "share", "requests", "times", "ms", "MB", "nats", "figure"]
 FORMATS: dict[str, str] = {
-    "%": "{:+.1f} %", "share": "{:.3f}", "requests": "{:,.0f}", "times": "{:.2f} x", "ms": "{:.3f} ms", "MB": "{:,.1f} MB",
+    "%": "{:+.1f} %", "share": "{:.3f}", "requests": "{:,.0f}", "times": "{:.2f} x", "ms": "{:.3g} ms", "MB": "{:,.1f} MB",
     "nats": "{:.3f} nats", "figure": "{:.3f}",
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Range:
-    """What the paper says: from low to high (infinite where it gives one bound), in the finding's unit."""
-
-    low: float
-    high: float
-
-    def show(self, unit: Unit) -> str:
-        ends = [FORMATS[unit].format(value).removesuffix(f" {unit}") for value in (self.low, self.high)]
-        tail = f" {unit}" if FORMATS[unit].endswith(f" {unit}") else ""
-        if math.isinf(self.low):
-            return f"under {ends[1].lstrip('+')}{tail}"
-        if math.isinf(self.high):
-            return f"at least {ends[0]}{tail}"
-        return f"{ends[0]}{tail}" if self.low == self.high else f"{ends[0]} to {ends[1]}{tail}"
+def show_range(paper: Range, unit: Unit) -> str:
+    """What the paper says, for people."""
+    ends = [FORMATS[unit].format(value).removesuffix(f" {unit}") for value in (paper.low, paper.high)]
+    tail = f" {unit}" if FORMATS[unit].endswith(f" {unit}") else ""
+    if math.isinf(paper.low):
+        return f"under {ends[1].lstrip('+')}{tail}"
+    if math.isinf(paper.high):
+        return f"at least {ends[0]}{tail}"
+    return f"{ends[0]}{tail}" if paper.low == paper.high else f"{ends[0]} to {ends[1]}{tail}"
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,7 @@ class Finding:
 
     @property
     def paper_shown(self) -> str:
-        return "-" if self.paper is None else self.paper.show(self.unit)
+        return "-" if self.paper is None else show_range(self.paper, self.unit)
 
     def as_json(self) -> dict[str, Any]:
         paper = None if self.paper is None else [v if math.isfinite(v) else None for v in (self.paper.low, self.paper.high)]
@@ -91,8 +87,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class Outcome:
-    """An experiment's findings. question: what it asks. detail: series and points behind them, as JSON has it."""
+    """An experiment's findings. question: what it asks. detail: series and points behind them, as JSON has it. notes: what they are."""
 
     question: str
     findings: list[Finding]
     detail: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()

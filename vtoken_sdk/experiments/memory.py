@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from vtoken_sdk.paper import RETAINED_BLOCKS, UTILIZATION
+
 from .finding import Finding, Outcome
-from .paper import RETAINED_BLOCKS, UTILIZATION
-from .runs import Run, Runs, change, over_seeds
+from .runs import SETTLED, Run, Runs, change, over_seeds
 
 POINTS = 200  # of a series, at most
 QUESTION = "How much memory do dead tokens give back?"
@@ -28,7 +29,7 @@ def analyze(runs: Runs) -> Outcome:
     for name, group in runs.groups(runs.of("naive", "refill", "vtoken", "page1")):
         waste, spread = over_seeds([run.settled_mean("waste") for run in group])
         found.append(Finding("waste F", name, waste, "share", better="lower", note=spread))
-    return Outcome(QUESTION, found, {"series": {str(run["job"]): _series(run) for run in runs.runs}})
+    return Outcome(QUESTION, found, {"series": {str(run["job"]): _series(run) for run in runs.runs}}, (SETTLED,))
 
 
 def _changed(metric: str, column: str, base: str, name: str, group: list[Run], runs: Runs, paper: Any, better: Any) -> Finding:

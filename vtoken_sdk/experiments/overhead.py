@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from vtoken_sdk.paper import HOOKS
+
 from .finding import Finding, Outcome
-from .paper import HOOKS
 from .runs import Run, Runs, change, over_seeds, where
 
 QUESTION = "What do the hooks, the planner and the copies cost?"

@@ -11,10 +11,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from vtoken_sdk.report.compare import LOAD_KEYS, VICTIM_KEYS, Row, key_of, label, varying
+from vtoken_sdk.report.compare import LOAD_KEYS, VICTIM_KEYS, Row, key_of, label, trimmed, varying
+from vtoken_sdk.report.stats import Estimate
 from vtoken_sdk.tracking.files import read_json
 
 SEEDS = "seed"
+SETTLED = "Memory figures here are means over the steps in which no prompt is read; the sweep's table and its report take all steps."
 CPU_NOISE = "CPU times of one machine"
 
 
@@ -76,7 +78,7 @@ class Runs:
 
 def load_runs(folder: Path, rows: Sequence[Row]) -> Runs:
     """rows: of the sweep's results."""
-    done = [Run(row, folder / "jobs" / str(row["job"])) for row in rows if row["status"] == "done"]
+    done = [Run(row, folder / "jobs" / str(row["job"])) for row in trimmed(rows) if row["status"] == "done"]
     return Runs(folder, done, len(rows) - len(done))
 
 
@@ -86,11 +88,11 @@ def change(new: float, old: float) -> float | None:
 
 
 def over_seeds(values: Sequence[float | None]) -> tuple[float | None, str]:
-    """Mean, and a note of the spread where there are several."""
-    known = [v for v in values if v is not None]
-    if not known:
+    """Mean, and a note of its interval, which is the report's, where there are several."""
+    estimate = Estimate.of(values)
+    if estimate is None:
         return None, "nothing to compare with finished"
-    return fmean(known), f"{len(known)} seeds: {min(known):.2f} to {max(known):.2f}" if len(known) > 1 else ""
+    return estimate.mean, f"{estimate.n} seeds: ±{estimate.half:.2g} (95 %)" if estimate.half is not None else ""
 
 
 def where(runs: Sequence[Run]) -> str:

@@ -36,7 +36,7 @@ def print_outcome(console: Console, name: str, outcome: Outcome, runs: Runs) -> 
     for finding in outcome.findings:
         if finding.note and not wide:
             console.print(Text(f"{finding.metric}, {finding.setting}: {finding.note}"))
-    for line in caveats(runs):
+    for line in (*outcome.notes, *caveats(runs)):
         console.print(Text(line, style="yellow"))
 
 
@@ -61,7 +61,7 @@ def as_json(name: str, outcome: Outcome, runs: Runs) -> dict[str, Any]:
     return {
         "experiment": name,
         "question": outcome.question,
-        "caveats": caveats(runs),
+        "caveats": [*outcome.notes, *caveats(runs)],
         "findings": [finding.as_json() for finding in outcome.findings],
         "detail": outcome.detail,
     }

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from vtoken_sdk.paper import LATENCY_FACTOR, THROUGHPUT
+
 from .finding import Finding, Outcome
-from .paper import LATENCY_FACTOR, THROUGHPUT
 from .runs import Run, Runs, change, where
 
 LOADS = ("request_rate", "max_concurrency", "requests")  # what makes a load heavier; arrivals follow the seed

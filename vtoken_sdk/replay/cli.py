@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from vtoken_sdk.sweep.settings import KEYS, POLICY_OPTION, UsageError, Value, axes_of, flatten, nearest, shipped_text
+from vtoken_sdk.nearest import did_you_mean
+from vtoken_sdk.sweep.axes import axes_of
+from vtoken_sdk.sweep.settings import KEYS, POLICY_OPTION, check_once, flatten, shipped_text
+from vtoken_sdk.sweep.values import UsageError, Value
 
 if TYPE_CHECKING:
     from vtoken_sdk.sweep.job import Job
@@ -71,8 +74,7 @@ def help_text() -> str:
 def _main(args: Sequence[str]) -> int:
     command, *rest = args
     if command not in DEFAULTS:
-        near = nearest(command, DEFAULTS)
-        raise UsageError(f"{command}: use record or run" + (f"; did you mean {near}?" if near else ""))
+        raise UsageError(f"{command}: use record or run{did_you_mean(command, DEFAULTS)}")
     if not rest or "=" in rest[0]:
         raise UsageError(f"{command}: name the file of the recording first, such as book.parquet")
     path, keys = Path(rest[0]), RECORD_KEYS if command == "record" else RUN_KEYS
@@ -96,9 +98,9 @@ def _options(command: str, words: Sequence[str], keys: Sequence[str]) -> dict[st
         if not equals:
             raise UsageError(f"{word}: not of the form KEY=VALUE")
         if key not in keys and not (command == "run" and key.startswith(POLICY_OPTION)):
-            near = nearest(key, keys)
             where = "vtoken-sweep has it" if key in KEYS else "unknown key"
-            raise UsageError(f"{key}: {where}, not vtoken-replay {command}" + (f"; did you mean {near}?" if near else ""))
+            raise UsageError(f"{key}: {where}, not vtoken-replay {command}{did_you_mean(key, keys)}")
+        check_once([*given, key])
         given[key] = {"true": True, "false": False, "null": None}.get(value.lower(), value)
     return {**shipped, **DEFAULTS[command], **given}
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from vtoken_sdk.nearest import did_you_mean
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -32,7 +34,10 @@ def main() -> None:
 def run(args: Sequence[str]) -> int:
     """The exit code."""
     parser = _parser()
-    given = parser.parse_args(args)
+    given, unknown = parser.parse_known_args(args)
+    if unknown:
+        known = [option for action in parser._actions for option in action.option_strings]
+        parser.error(f"{unknown[0]}: no such option{did_you_mean(unknown[0].partition('=')[0], known)}")
     formats = _formats(parser, given.format)
     from rich.console import Console
 
@@ -82,7 +87,7 @@ def _formats(parser: argparse.ArgumentParser, text: str) -> list[str]:
     formats = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     for form in formats:
         if form not in FORMATS:
-            parser.error(f"--format {form}: use {', '.join(FORMATS)}, one or more with commas")
+            parser.error(f"--format {form}: use {', '.join(FORMATS)}, one or more with commas{did_you_mean(form, FORMATS)}")
     if not formats:
         parser.error(f"--format: name at least one of {', '.join(FORMATS)}")
     return formats

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vtoken_sdk.metrics import COLUMNS
@@ -42,29 +42,19 @@ def _table(table: Table) -> dict[str, Any]:
     return {"title": table.title, "columns": [column.title for column in table.columns], "rows": rows}
 
 
-def to_table(view: View) -> pa.Table:
-    """One row a job: the columns of results.parquet in their order and types, then those that suites add, then the job's sweep."""
+def results_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """One row a job: the columns of the results in their order and types, then what else the rows have, such as what suites add."""
     import pyarrow as pa
 
     kinds = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
-    columns = {name: pa.array([row.get(name) for row in view.record.rows], kinds[kind]) for name, kind in COLUMNS.items()}
-    for name in dict.fromkeys(name for row in view.record.rows for name in row if name not in COLUMNS):
-        columns[name] = pa.array([row.get(name) for row in view.record.rows])
-    columns["sweep"] = pa.array([view.record.homes[row["job"]].name for row in view.record.rows])
-    return pa.table({name: column.cast(pa.string()) if pa.types.is_null(column.type) else column for name, column in columns.items()})
+    table = pa.table({name: pa.array([row.get(name) for row in rows], kinds[kind]) for name, kind in COLUMNS.items()})
+    for name in dict.fromkeys(name for row in rows for name in row if name not in COLUMNS):
+        column = pa.array([row.get(name) for row in rows])
+        table = table.append_column(name, column.cast(pa.string()) if pa.types.is_null(column.type) else column)
+    return table
 
 
-def to_csv(view: View) -> bytes:
-    import pyarrow.csv
-
-    buffer = io.BytesIO()
-    pyarrow.csv.write_csv(to_table(view), buffer)
-    return buffer.getvalue()
-
-
-def to_parquet(view: View) -> bytes:
-    import pyarrow.parquet as pq
-
-    buffer = io.BytesIO()
-    pq.write_table(to_table(view), buffer)
-    return buffer.getvalue()
+def to_table(view: View) -> pa.Table:
+    """The results of all jobs, and each one's sweep."""
+    rows = view.record.rows
+    return results_table(rows).append_column("sweep", [[view.record.homes[row["job"]].name for row in rows]])

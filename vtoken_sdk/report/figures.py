@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from vtoken_sdk.metrics import COLUMNS
+from vtoken_sdk.paper import ADMITS
 
 from .compare import Baselines, Line, Row
 from .stats import Estimate
@@ -94,10 +95,21 @@ def megabytes_moved(row: Row) -> float | None:
     return None if row["bytes_moved"] is None else row["bytes_moved"] / 1e6
 
 
+def ms_form(values: Iterable[float | None]) -> str:
+    """Of a column of milliseconds: three digits of its largest, no more than a clock is worth."""
+    most = max((abs(value) for value in values if value is not None), default=0.0)
+    return f",.{2 if most < 10 else 1 if most < 100 else 0}f"
+
+
 def figures(rows: Sequence[Row]) -> list[Figure]:
     """Those that any finished row has."""
     unit = block_unit(rows)
-    fit = "estimate: such requests that a pool of {} blocks holds at once"
+    done = [row for row in rows if row["status"] == "done"]
+
+    def time(head: str, part: str, column: str, about: str, better: str = "") -> Figure:
+        return Figure(head, part, itemgetter(column), ms_form(row[column] for row in done), about, better)
+
+    fit = "estimate: requests of ctx tokens and max_tokens more that {} blocks hold at once, as far as the runtime promises"
     known = [
         Figure("held", "memory", in_blocks_of(unit, "blocks_held"), ",.0f", f"blocks of {unit} held: mean over the steps", "less"),
         Figure("peak", "memory", in_blocks_of(unit, "blocks_held_peak"), ",.0f", f"blocks of {unit} held: the most", "less"),
@@ -116,15 +128,14 @@ def figures(rows: Sequence[Row]) -> list[Figure]:
             ".2f",
             "live tokens after the last eviction, of the budget; 1.00 keeps to it",
         ),
-        Figure("waste", "memory", itemgetter("waste"), ".1%", "share of the held slots that no live token uses"),
+        Figure("waste", "memory", itemgetter("waste"), ".1%", "share of the held slots that no live token uses, mean over all steps"),
         Figure("at\nonce", "memory", itemgetter("concurrency_peak"), ",d", "the most requests that held blocks at one time", "more"),
-        Figure("fit in\n5,427", "memory", itemgetter("admits_5427"), ",d", fit.format("5,427"), "more"),
-        Figure("fit in\n11,519", "memory", itemgetter("admits_11519"), ",d", fit.format("11,519"), "more"),
+        *(Figure(f"fit in\n{n:,}", "memory", itemgetter(column), ",d", fit.format(f"{n:,}"), "more") for column, n in ADMITS.items()),
         Figure("good\nreq/s", "speed", _where_known("request_goodput"), ",.2f", "requests a second that met goodput.*", "more"),
         Figure("tok/s", "speed", itemgetter("output_tok_s"), ",.1f", "tokens generated a second, over all requests", "more"),
-        Figure("TTFT\np50", "speed", itemgetter("ttft_ms_p50"), ",.0f", "ms from a request's arrival to its first token", "less"),
-        Figure("ITL\np50", "speed", itemgetter("itl_ms_p50"), ",.1f", "ms between two tokens of a request, median", "less"),
-        Figure("ITL\np95", "speed", itemgetter("itl_ms_p95"), ",.1f", "ms between two tokens of a request, 95th percentile", "less"),
+        time("TTFT\np50", "speed", "ttft_ms_p50", "ms from a request's arrival to its first token", "less"),
+        time("ITL\np50", "speed", "itl_ms_p50", "ms between two tokens of a request, median", "less"),
+        time("ITL\np95", "speed", "itl_ms_p95", "ms between two tokens of a request, 95th percentile", "less"),
         Figure(
             "NLL",
             "quality",
@@ -190,13 +201,12 @@ def figures(rows: Sequence[Row]) -> list[Figure]:
         Figure("Long-\nBench\nitems", "quality", itemgetter("longbench_items"), ",d", "items that count"),
         Figure("Long-\nBench\ndropped", "quality", itemgetter("longbench_dropped"), ",d", "items on which the full cache scores 0"),
         Figure("MB\nmoved", "cost", megabytes_moved, ",.1f", "read plus written by the reclaimer"),
-        Figure("model\nms", "cost", itemgetter("model_ms"), ",.2f", "ms a step: the model"),
-        Figure("policy\nms", "cost", itemgetter("policy_ms"), ",.2f", "ms a step: the policy's own code"),
-        Figure("table\nms", "cost", itemgetter("table_ms"), ",.2f", "ms a step: Token Table and block pool"),
-        Figure("plan\nms", "cost", itemgetter("plan_ms"), ",.2f", "ms a step: the planner"),
-        Figure("copy\nms", "cost", itemgetter("copy_ms"), ",.2f", "ms a step: the reclaimer's copies"),
+        time("model\nms", "cost", "model_ms", "ms a step: the model"),
+        time("policy\nms", "cost", "policy_ms", "ms a step: the policy's own code"),
+        time("table\nms", "cost", "table_ms", "ms a step: Token Table and block pool"),
+        time("plan\nms", "cost", "plan_ms", "ms a step: the planner"),
+        time("copy\nms", "cost", "copy_ms", "ms a step: the reclaimer's copies"),
     ]
-    done = [row for row in rows if row["status"] == "done"]
     return [figure for figure in (*known, *further(done)) if any(figure.value(row) is not None for row in done)]
 
 

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from vtoken_sdk.paper import LATENCY_FACTOR as SLA
+
 from .compare import Baselines, Row, grouped, label
 from .record import Record
 from .stats import Estimate
 
-SLA = 1.05  # p95 of the time between tokens, times the baseline's: the vToken paper's bound
 KEPT = (0.45, 1.02)  # live tokens after the last eviction, of the budget
 
 

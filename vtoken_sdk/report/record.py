@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vtoken_sdk.metrics import COLUMNS
+from vtoken_sdk.nearest import did_you_mean
 from vtoken_sdk.tracking.files import JobFolder, read_json
 
 from .compare import Row
@@ -116,13 +117,14 @@ def read_sweep(path: Path) -> Sweep:
     stored = _stored_rows(path / "results.parquet")
     planned = {str(job["job"]): {k: v for k, v in job.items() if k != "job"} for job in plan.get("jobs", ())}
     if not planned and not stored:
-        raise RecordError(f"{path}: no plan.json and no results.parquet; name the folder of a sweep (its dir=)")
+        near = did_you_mean(path.name, [file.parent.name for file in path.parent.glob("*/plan.json")])
+        raise RecordError(f"{path}: no plan.json and no results.parquet; name the folder of a sweep (its dir=){near}")
     rows, configs, provenance = [], {}, {}
     for job in planned or stored:
         folder = JobFolder(path / "jobs" / job)
-        result = folder.result if folder.done else {}
-        config = planned.get(job, {})
-        rows.append({**planned_row(job, config), **_state(folder, result, stored.get(job))})
+        config, result = planned.get(job, {}), folder.result
+        outcome = folder.outcome if folder.status else stored.get(job, folder.outcome)
+        rows.append({**planned_row(job, config), **outcome})
         configs[job] = {key.replace(".", "_"): value for key, value in config.items()} or dict(result.get("config", {}))
         provenance[job] = result.get("provenance") or plan.get("provenance", {})
     return Sweep(path, str(plan.get("name") or path.name), plan, rows, configs, provenance)
@@ -147,18 +149,6 @@ def planned_row(job: str, config: Mapping[str, Any]) -> Row:
 
 def _pairs(options: Mapping[str, object]) -> str | None:
     return " ".join(f"{key}={value}" for key, value in options.items()) or None
-
-
-def _state(folder: JobFolder, result: Mapping[str, Any], stored: Row | None) -> Row:
-    """How the job stands, with its figures if it is done."""
-    if result:
-        return {**result["row"], "status": "done"}
-    status = folder.status
-    if not status and stored is not None:
-        return dict(stored)
-    if status.get("status") == "failed":
-        return {"status": "failed", "error": status.get("error")}
-    return {"status": "missing", "error": "it was running when its sweep ended" if status.get("status") == "running" else None}
 
 
 def _stored_rows(path: Path) -> dict[str, Row]:

@@ -19,11 +19,11 @@ from .verdict import caveats, verdict
 TITLE_KEYS = ("policy", "option", "budget", "model", "weights", "dtype", "device", "workload", "requests", "ctx")
 LOAD = {"lengths": "fixed", "length_scale": 1.0, "arrivals": "rate", "request_rate": None, "burstiness": None, "max_concurrency": None}
 PADDING = 2  # characters between two columns
-WIDE = 200  # characters
+WIDE = 100  # characters: what a pager, a mail or a page of text has room for
 
 
 def width_of_output() -> int | None:
-    """None: the terminal's own, or $COLUMNS. Piped, there is no screen to fit: one wide table is easier to read, and to cut."""
+    """None: the terminal's own, or $COLUMNS. Whoever wants one wide table for a program has results.csv."""
     return None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE
 
 
@@ -34,6 +34,8 @@ def print_comparison(console: Console, rows: Sequence[Row]) -> None:
         console.print()
         unusual = [key for key, usual in LOAD.items() if any(row.get(key) not in (None, usual) for row in done)]
         console.print(Text(fixed_label(done, [*TITLE_KEYS, *unusual]), style="bold"))
+        if any(row["judged"] is not None for row in done):
+            console.print("Quality is judged on text of its own, apart from this workload.")
         unit = block_unit(done)
         console.print(f"Blocks of {unit} held, mean over the steps; ideal: the fewest for the live tokens. Times in ms.", highlight=False)
         for table in tables(rows, console.width, figures(rows)):
@@ -43,9 +45,10 @@ def print_comparison(console: Console, rows: Sequence[Row]) -> None:
     missing = sum(row["status"] == "missing" for row in rows)
     if missing:
         console.print(Text(f"{missing} job{'s' if missing > 1 else ''} did not run", style="red"))
-    for row in rows:
+    short = trimmed(rows)
+    for row in short:
         if row["status"] == "failed":
-            name = ", ".join(filter(None, (row["runtime"], label(row, varying(rows)))))
+            name = ", ".join(filter(None, (row["runtime"], label(row, varying(short)))))
             console.print(Text(f"failed: {name} (jobs/{row['job']}): {row['error']}", style="red"))
     for sentence in verdict(rows):
         console.print(Text(sentence))
@@ -114,6 +117,6 @@ def _table(part: Sequence[Figure], names: Sequence[_Names], groups: Sequence[Seq
     for i, group in enumerate(groups):
         for j, row in enumerate(group):
             table.add_row(*(name.cells[i][j] for name in names), *(column.cell(row) for column in part))
-        if len(groups) > 2:
+        if len(groups) > 2 and max(map(len, groups)) > 1:
             table.add_section()
     return table

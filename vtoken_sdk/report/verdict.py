@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from .compare import LOAD_KEYS, Row, baseline, grouped, label, names_of
+from vtoken_sdk.paper import ADMITS, ADMITS_SMALLER
+
+from .compare import LOAD_KEYS, RECLAIM_KEYS, Row, baseline, grouped, label, names_of, trimmed, varying
 from .figures import held_ratio
 
 SPELLED_OUT = 8  # groups that get a sentence each
@@ -13,16 +15,17 @@ SPELLED_OUT = 8  # groups that get a sentence each
 
 def verdict(rows: Sequence[Row]) -> list[str]:
     """What the run says, in sentences: one for each load, policy and budget if they are few, then whether the runtimes agreed."""
-    done = [r for r in rows if r["status"] == "done"]
+    done = [r for r in trimmed(rows) if r["status"] == "done"]
     keys = [k for k in names_of(rows) if k in (*LOAD_KEYS, "policy", "option", "budget")] or ["policy", "budget"]
     groups = grouped((r for r in done if r["runtime"] != "native" and held_ratio(r) is not None), seeds=False)
     if len(groups) <= SPELLED_OUT:
         each = [f"{label(g[0], keys)}: {holds(g)} times the blocks that the live tokens need{fit(g, done)}." for g in groups]
-        return [*each, *budgets(done), *agreement(done)]
+        return [*each, *promises(done), *budgets(done), *agreement(done)]
     worst = [max((r for g in groups for r in g if r["runtime"] == name), key=_ratio, default=None) for name in ("naive", "vtoken")]
     said = holds([row for row in worst if row is not None] or groups[0])
     return [
         f"Over {len(groups)} combinations, at most: {said} times the blocks that the live tokens need.",
+        *promises(done),
         *budgets(done),
         *agreement(done),
     ]
@@ -36,17 +39,37 @@ def holds(group: Sequence[Row]) -> str:
     """ "naive holds 1.98 and vtoken 1.02", means over seeds, or other runtimes where these two did not run."""
     names = dict.fromkeys(r["runtime"] for r in group)
     shown = [name for name in ("naive", "vtoken") if name in names] or list(names)[:2]
-    ratios = [fmean(_ratio(r) for r in group if r["runtime"] == name) for name in shown]
-    return " and ".join(f"{name} {'holds ' * (i == 0)}{ratio:.2f}" for i, (name, ratio) in enumerate(zip(shown, ratios, strict=True)))
+    ratios = [_over_options([r for r in group if r["runtime"] == name]) for name in shown]
+    return " and ".join(f"{name} {'holds ' * (i == 0)}{ratio}" for i, (name, ratio) in enumerate(zip(shown, ratios, strict=True)))
+
+
+def _over_options(rows: Sequence[Row]) -> str:
+    """A runtime's mean over seeds; from the least to the most where it ran with several options of reclaiming."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        found.setdefault(label(row, RECLAIM_KEYS), []).append(_ratio(row))
+    means = sorted({f"{fmean(ratios):.2f}" for ratios in found.values()}, key=float)
+    return " to ".join(dict.fromkeys((means[0], means[-1])))
 
 
 def fit(group: Sequence[Row], done: Sequence[Row]) -> str:
-    """What it buys: requests that the paper's smaller pool admits, where that differs from native."""
-    best = next((r for r in group if r["runtime"] == "vtoken"), group[-1])
+    """What it buys: requests that the paper's smaller pool admits, where that differs from native. A workload's own may be shorter."""
+    blocks, column = ADMITS[ADMITS_SMALLER], ADMITS_SMALLER
+    best = max((r for r in group if r["runtime"] == "vtoken"), key=lambda r: r[column], default=group[-1])
     base = baseline(best, done)
-    if base is None or best["admits_5427"] == base["admits_5427"]:
+    if base is None or best[column] == base[column]:
         return ""
-    return f"; 5,427 blocks should hold {best['admits_5427']} such requests under {best['runtime']}, {base['admits_5427']} under native"
+    options = label(best, [key for key in varying([r for r in group if r["runtime"] == "vtoken"]) if key in RECLAIM_KEYS])
+    under = f"{best['runtime']}{f' ({options})' if options else ''}"
+    size = f"{best['ctx']:,} + {best['max_tokens']:,} tokens"
+    return f"; {blocks:,} blocks should hold {best[column]:,} requests of {size} under {under}, {base[column]:,} under native"
+
+
+def promises(done: Sequence[Row]) -> list[str]:
+    """Why an estimate does not see what a run gained. A margin belongs to reclaim.packing=fresh alone."""
+    if not any(r["threshold"] not in (None, 1) or r["margin"] is not None for r in done):
+        return []
+    return ["'fit in' counts what a runtime promises; vtoken promises blocks back at threshold=1 with reclaim.packing=fill only."]
 
 
 def budgets(done: Sequence[Row]) -> list[str]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vtoken_sdk.paper import ADMITS, ADMITS_SMALLER
 from vtoken_sdk.tracking.files import read_json, write_json
 
 from .document import Document, Part
@@ -32,7 +33,7 @@ PANELS: dict[str, Sequence[tuple[str, str, str, Sequence[str]]]] = {
     ],
     "capacity": [
         ("bar", "Requests at once, measured", "", ["concurrency_peak"]),
-        ("bar", "Estimate: in 5,427 blocks", "", ["admits_5427"]),
+        ("bar", f"Estimate: in {ADMITS[ADMITS_SMALLER]:,} blocks", "", [ADMITS_SMALLER]),
     ],
     "compaction": [("scatter", "Moved against held", "bytes_moved", ["blocks_held"])],
     "overhead": [("bar", "Host ms a step", "", ["model_ms", "policy_ms", "table_ms", "plan_ms", "copy_ms"])],

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
-from vtoken_sdk.tracking.files import write_whole
+from vtoken_sdk.tracking.files import csv_of, parquet_of, write_whole
 
 from .compare import Baselines, Row
-from .data import to_csv, to_json, to_parquet
+from .data import to_json, to_table
 from .document import Document
 from .html import to_html
 from .latex import to_latex
@@ -37,8 +37,8 @@ def render(view: View, report: Callable[[], Document], form: str) -> str | bytes
         case "json":
             return to_json(view, report())
         case "csv":
-            return to_csv(view)
-    return to_parquet(view)
+            return csv_of(to_table(view))
+    return parquet_of(to_table(view))
 
 
 def write_reports(view: View, folder: Path, formats: Sequence[str]) -> list[Path]:

@@ -9,9 +9,10 @@ from pathlib import Path
 from rich.console import Console
 
 from vtoken_sdk.metrics import Row
+from vtoken_sdk.nearest import did_you_mean
 from vtoken_sdk.tracking.files import write_json
 
-from .settings import UsageError, nearest
+from .values import UsageError
 
 FILE = "experiment.json"
 
@@ -29,10 +30,8 @@ def check_experiments(args: Sequence[str]) -> None:
         return
     for name in named:
         if name not in experiment_names():
-            near = nearest(name, experiment_names())
-            raise UsageError(
-                f"experiment={name}: use one of {', '.join(experiment_names())}" + (f"; did you mean experiment={near}?" if near else "")
-            )
+            meant = did_you_mean(name, experiment_names(), "; did you mean experiment={}?")
+            raise UsageError(f"experiment={name}: use one of {', '.join(experiment_names())}{meant}")
 
 
 def answer(console: Console, folder: Path, name: str, rows: Sequence[Row]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .job import Job
 from .plan import Plan, PolicyFacts, joined, make_plan
-from .settings import UsageError, Value
+from .values import UsageError, Value
 
 if TYPE_CHECKING:
     from vtoken_sdk.runtime import EngineConfig

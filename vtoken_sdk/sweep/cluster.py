@@ -10,7 +10,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from .settings import UsageError
+from .values import UsageError
 
 LAUNCHERS = {"joblib": "joblib", "slurm": "submitit_slurm", "ray": "ray"}  # Hydra's names
 PLUGINS = {"joblib": "hydra_joblib_launcher", "slurm": "hydra_submitit_launcher", "ray": "hydra_ray_launcher"}

@@ -11,11 +11,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from vtoken_sdk.tracking.files import JobFolder, read_json, write_json, write_whole
+from vtoken_sdk.tracking.files import read_json, write_json, write_whole
 
 from .plan import Plan
 from .provenance import of_sweep
-from .settings import UsageError
+from .values import UsageError
 
 STOP = ".stop"  # no further job of this sweep is to start
 OUTCOME = ("status.json", "result.json", "steps.parquet", "bench.json", "quality.parquet", "error.txt", "log.txt")
@@ -83,12 +83,3 @@ def forget(job: Path) -> None:
     for name in OUTCOME:
         with contextlib.suppress(OSError):
             (job / name).unlink()
-
-
-def state_of(job: Path) -> str:
-    """done; failed; killed, from outside; or missing: what never came to an end, interrupted runs included."""
-    folder = JobFolder(job)
-    if folder.done:
-        return "done"
-    status = folder.status
-    return ("killed" if status.get("killed") else "failed") if status.get("status") == "failed" else "missing"

@@ -23,7 +23,7 @@ from typing import TypeVar, cast
 from vtoken_sdk.tracking.files import JobFolder
 
 from .attempt import NOT_STARTED, attempt
-from .settings import UsageError
+from .values import UsageError
 
 T = TypeVar("T")
 PRELOAD = ["vtoken_sdk.sweep.preload"]

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from .quality import idle_quality
-from .settings import JOB_KEYS, POLICY_OPTION, Value, field_name, flatten, nest
+from .settings import JOB_KEYS, POLICY_OPTION, field_name, flatten, nest
+from .values import Value
 
 if TYPE_CHECKING:
     from vtoken_sdk.runtime import EngineConfig

@@ -10,9 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vtoken_sdk.nearest import did_you_mean
+
 from .job import Job
 from .quality import files_sha256
-from .settings import JOB_KEYS, KEYS, POLICY_OPTION, STEER_KEYS, SWEEP_KEYS, UsageError, Value, field_name, nearest, varied
+from .settings import JOB_KEYS, KEYS, POLICY_OPTION, STEER_KEYS, SWEEP_KEYS, field_name, varied
+from .values import UsageError, Value
 
 
 @dataclass(frozen=True)
@@ -87,12 +90,10 @@ def check_options(axes: Mapping[str, list[Value]], policies: Mapping[str, Policy
         if len(without) == len(policies):
             if option in KEYS:
                 raise UsageError(f"{key}: {option} is an option of the run, not of a policy; write {option}=...")
-            near = nearest(option, {name for facts in policies.values() for name in facts.options})
-            near_key = POLICY_OPTION + near if near else nearest(option, KEYS)
+            known = {name for facts in policies.values() for name in facts.options}
+            meant = did_you_mean(option, known, f"; did you mean {POLICY_OPTION}{{}}?") or did_you_mean(option, KEYS)
             has = "; ".join(f"{spec} has {', '.join(facts.options) or 'no options'}" for spec, facts in policies.items())
-            raise UsageError(
-                f"{key}: no policy of this sweep has the option {option} ({has})" + (f"; did you mean {near_key}?" if near_key else "")
-            )
+            raise UsageError(f"{key}: no policy of this sweep has the option {option} ({has}){meant}")
         if without:
             notes.append(f"{key} does not apply to {', '.join(without)}, which has no such option")
     return notes

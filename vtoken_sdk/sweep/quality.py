@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from .settings import UsageError, Value
+from .values import UsageError, Value
 
 if TYPE_CHECKING:
     from vtoken_sdk.quality import Item

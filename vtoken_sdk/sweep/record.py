@@ -15,8 +15,10 @@ from yaml import YAMLError  # type: ignore[import-untyped]  # OmegaConf's own er
 from vtoken_sdk.metrics import COLUMNS, Row
 from vtoken_sdk.tracking.files import JobFolder, read_json
 
+from .axes import axes_of
 from .job import Job
-from .settings import UsageError, axes_of, flatten
+from .settings import flatten
+from .values import UsageError
 
 _TIME = re.compile(r"(_ms|_ms_p\d+|_tok_s|_throughput|_goodput|^seconds)$")  # columns that differ from one run to the next
 _NOT_FIGURES = {"job", "status", "error", "policy"}

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 import yaml  # type: ignore[import-untyped]
 
 from vtoken_sdk.metrics import Row, latency_row, step_row
-from vtoken_sdk.quality import FolderShelf, FullCache, Score, judge, summary
+from vtoken_sdk.paper import ADMITS
+from vtoken_sdk.quality import FolderShelf, FullCache, Item, Score, judge, summary
 from vtoken_sdk.registry import load_policy, policy_source
 from vtoken_sdk.runtime import Engine, EngineConfig, RequestOutput, SamplingParams, StepRecord, look_ahead
 from vtoken_sdk.runtime.model_loader import load_model
@@ -32,8 +33,8 @@ from .quality import FULL_CACHE, quality_items
 if TYPE_CHECKING:
     from vtoken_sdk.runtime.model_loader import LoadedModel
 
-POOLS = (5427, 11519)  # the paper's, in blocks: how many requests such a pool admits
 SAMPLE_EVERY = {"cpu": 16, "cuda": 256}  # steps between two looks at how full blocks are, which wait for the device
+SERVING = 0.5  # share of a job's work that is the workload's where quality is judged too, for the estimate of the time left
 SAY_EVERY = 0.3  # seconds between two notes of progress
 
 
@@ -68,7 +69,8 @@ def _run(folder: JobFolder) -> None:
     config = job.engine_config()
     engine = Engine(model, config, policy)
     workload = job_workload(model, job)
-    records, occupied, client = serve(engine, job, workload, folder)
+    items, _ = quality_items(model, job)
+    records, occupied, client = serve(engine, job, workload, folder, SERVING if items else 1.0)
     outputs = client.outputs
     bench = bench_result(job, client, model=model.name, weights=model.weights, device=model.device.type)
     row: Row = {
@@ -80,7 +82,7 @@ def _run(folder: JobFolder) -> None:
         "prompt_tokens": sum(o.prompt_tokens for o in outputs),
         "output_tokens": sum(len(o.token_ids) for o in outputs),
         "concurrency_peak": engine.concurrency_peak,
-        **{f"admits_{blocks}": engine.admits(job.ctx, job.output_tokens, blocks) for blocks in POOLS},
+        **{name: engine.admits(job.ctx, job.output_tokens, blocks) for name, blocks in ADMITS.items()},
         "kept": kept(config, outputs) if policy is not None else None,
         "cut_short": sum(o.finish_reason == "capacity" for o in outputs),
         **step_row(records, evicts=policy is not None, compacts=config.compacts),
@@ -92,7 +94,7 @@ def _run(folder: JobFolder) -> None:
         "seconds": time.perf_counter() - began,
     }
     del engine
-    row |= judged(model, job, lambda: Engine(model, config, policy), folder)
+    row |= judged(model, items, lambda: Engine(model, config, policy), folder)
     write_parquet(folder.path / "steps.parquet", steps_table(records, occupied))
     write_json(folder.path / "bench.json", bench)
     write_json(
@@ -114,15 +116,14 @@ def _run(folder: JobFolder) -> None:
     folder.say("done", seconds=time.perf_counter() - began)
 
 
-def judged(model: LoadedModel, job: Job, engine_factory: Callable[[], Engine], folder: JobFolder) -> Row:
+def judged(model: LoadedModel, items: Sequence[Item], engine_factory: Callable[[], Engine], folder: JobFolder) -> Row:
     """Run the quality suites: their columns of the row, and quality.parquet with a row an item. {} where nothing is judged."""
-    items, _ = quality_items(model, job)
     if not items:
         return {}
     full_cache = FullCache(model, FolderShelf(folder.path.parent.parent / FULL_CACHE))
 
     def say(done: int, of: int) -> None:
-        folder.say("running", phase=f"quality {done}/{of}", share=1.0)
+        folder.say("running", phase=f"quality {done}/{of}", share=SERVING + (1 - SERVING) * done / of)
 
     say(0, len(items))
     scores = judge(model, engine_factory, items, full_cache, say)
@@ -130,8 +131,10 @@ def judged(model: LoadedModel, job: Job, engine_factory: Callable[[], Engine], f
     return summary(scores)
 
 
-def serve(engine: Engine, job: Job, workload: Workload, folder: JobFolder) -> tuple[list[StepRecord], dict[int, list[int]], Client]:
-    """Run the workload to its end. Raises JobFailed if a request ended in an error."""
+def serve(
+    engine: Engine, job: Job, workload: Workload, folder: JobFolder, share: float
+) -> tuple[list[StepRecord], dict[int, list[int]], Client]:
+    """Run the workload to its end. share: of the job's whole work. Raises JobFailed if a request ended in an error."""
     params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in workload.output_lengths]
     if engine.reads_future:
         folder.say("running", phase="full cache", share=0.0)
@@ -152,7 +155,7 @@ def serve(engine: Engine, job: Job, workload: Workload, folder: JobFolder) -> tu
         prefilled, decoded = prefilled + record.prefill_tokens, decoded + record.decode_tokens
         if time.perf_counter() - said > SAY_EVERY:
             said = time.perf_counter()
-            folder.say("running", phase="engine", share=min(1.0, (prefilled / prompt_left + decoded / output_left) / 2))
+            folder.say("running", phase="engine", share=share * min(1.0, (prefilled / prompt_left + decoded / output_left) / 2))
     engine.check()
     errors = [o.error for o in client.outputs if o.error is not None]
     if errors:

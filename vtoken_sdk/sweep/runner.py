@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from vtoken_sdk.tracking import NoTracker, Trackers
+from vtoken_sdk.tracking.files import JobFolder
 
-from .folder import forget, state_of, stop, stopped
+from .folder import forget, stop, stopped
 from .job import Job
 from .launch import Launch
 from .plan import Plan
@@ -42,7 +43,7 @@ class Runner:
 
     def prepare(self, plan: Plan) -> list[Job]:
         """The jobs to run, their old files gone; says what is planned."""
-        states = {job.id: state_of(self.folder / "jobs" / job.id) for job in plan.jobs}
+        states = {job.id: JobFolder(self.folder / "jobs" / job.id).state for job in plan.jobs}
         todo = [job for job in plan.jobs if runs(states[job.id], self.how.rerun)]
         for job in todo:
             forget(self.folder / "jobs" / job.id)
@@ -101,7 +102,7 @@ def headline(plan: Plan, states: dict[str, str], rerun: str | None, folder: Path
 
 def print_plan(console: Console, folder: Path | None, plan: Plan, how: Steering, search: Search | None) -> None:
     """For dry_run: each job with its name, its folder's, and what would become of it."""
-    states = {job.id: state_of(folder / "jobs" / job.id) if folder else "missing" for job in plan.jobs}
+    states = {job.id: JobFolder(folder / "jobs" / job.id).state if folder else "missing" for job in plan.jobs}
     lines = [headline(plan, states, how.rerun, folder)]
     for job, name in zip(plan.jobs, job_names(plan.jobs), strict=True):
         lines.append(f"  {job.id}  {'run' if runs(states[job.id], how.rerun) else states[job.id]:6}  {name}")

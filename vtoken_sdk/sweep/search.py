@@ -15,19 +15,20 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from vtoken_sdk.metrics import COLUMNS
-from vtoken_sdk.tracking.files import write_json
+from vtoken_sdk.nearest import did_you_mean
+from vtoken_sdk.tracking.files import JobFolder, write_json
 
 from . import isolate
 from .check import plan_sweep
-from .folder import forget, state_of, write_plan
+from .folder import forget, write_plan
 from .interval import Interval
 from .job import Job
 from .plan import Plan
 from .progress import duration
 from .results import rows_of
 from .runner import Runner, count, runs
-from .settings import UsageError, Value, nearest
 from .steering import Steering
+from .values import UsageError, Value
 
 if TYPE_CHECKING:
     import optuna
@@ -82,10 +83,8 @@ class Search:
         if not intervals:
             raise UsageError("search=optuna: nothing to search; write a key as interval(LOW,HIGH), such as threshold=interval(0.3,1.0)")
         if COLUMNS.get(how.objective) not in (int, float):
-            near = nearest(how.objective, [name for name, kind in COLUMNS.items() if kind in (int, float)])
-            raise UsageError(
-                f"objective={how.objective}: use a column of the results with numbers" + (f"; did you mean {near}?" if near else "")
-            )
+            meant = did_you_mean(how.objective, [name for name, kind in COLUMNS.items() if kind in (int, float)])
+            raise UsageError(f"objective={how.objective}: use a column of the results with numbers{meant}")
         if importlib.util.find_spec("optuna") is None:
             raise UsageError("search=optuna: Optuna is not installed; pip install 'vtoken-sdk[optuna]'")
         return cls(how, axes, intervals, direction_of(how.objective, how.direction))
@@ -138,7 +137,7 @@ class Search:
     def _launch(self, runner: Runner, plan: Plan, jobs: Sequence[Job]) -> None:
         """What has no result of an earlier sweep in this folder."""
         folders = {job.id: runner.folder / "jobs" / job.id for job in jobs}
-        todo = [job for job in jobs if runs(state_of(folders[job.id]), self.how.rerun)]
+        todo = [job for job in jobs if runs(JobFolder(folders[job.id]).state, self.how.rerun)]
         for job in todo:
             forget(folders[job.id])
         runner.run(plan.jobs, todo)

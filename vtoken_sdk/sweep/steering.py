@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .settings import STEER_KEYS, UsageError, Value
+from .settings import STEER_KEYS
+from .values import UsageError, Value
 
 
 @dataclass(frozen=True)

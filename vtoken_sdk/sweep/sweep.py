@@ -23,6 +23,7 @@ from vtoken_sdk.tracking import NoTracker, Trackers, start_trackers
 
 from . import cluster, isolate
 from .answer import answer
+from .axes import axes_of, intervals_of
 from .check import plan_sweep
 from .folder import alone, write_plan
 from .launch import launch_by_hydra, launch_here, launch_in_process, quoted, run_launched
@@ -34,8 +35,8 @@ from .record import Record, compare
 from .results import rows_of, write_report, write_results
 from .runner import Runner, print_plan, short
 from .search import Search
-from .settings import UsageError, axes_of, intervals_of, tracker_names
 from .steering import Steering
+from .values import UsageError, tracker_names
 
 FAILED, DIFFERS, INTERRUPTED = 3, 4, 130
 

@@ -57,12 +57,24 @@ def read_json(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def write_parquet(path: Path, table: pa.Table) -> None:
+def parquet_of(table: pa.Table) -> bytes:
     import pyarrow.parquet as pq
 
     buffer = io.BytesIO()
     pq.write_table(table, buffer)
-    write_whole(path, buffer.getvalue())
+    return buffer.getvalue()
+
+
+def csv_of(table: pa.Table) -> bytes:
+    import pyarrow.csv
+
+    buffer = io.BytesIO()
+    pyarrow.csv.write_csv(table, buffer)
+    return buffer.getvalue()
+
+
+def write_parquet(path: Path, table: pa.Table) -> None:
+    write_whole(path, parquet_of(table))
 
 
 class JobFolder:
@@ -76,9 +88,25 @@ class JobFolder:
         return read_json(self.path / "status.json")
 
     @property
+    def outcome(self) -> dict[str, Any]:
+        """Columns of the results: how the job stands, and its figures if it is done. What never came to an end is missing."""
+        status = self.status
+        state = status.get("status")
+        if state == "done" and (result := self.result):
+            return {**result["row"], "status": "done"}
+        if state == "failed":
+            return {"status": "failed", "error": status.get("error")}
+        return {"status": "missing", "error": "it was running when its sweep ended" if state == "running" else None}
+
+    @property
+    def state(self) -> str:
+        """done, with a whole result; failed; killed, from outside; or missing."""
+        state = str(self.outcome["status"])
+        return "killed" if state == "failed" and self.status.get("killed") else state
+
+    @property
     def done(self) -> bool:
-        """Finished, with a whole result."""
-        return self.status.get("status") == "done" and bool(self.result)
+        return self.state == "done"
 
     @property
     def result(self) -> dict[str, Any]:

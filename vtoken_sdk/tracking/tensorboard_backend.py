@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 from .files import JobFolder, plain
 from .mirror import Options
@@ -19,7 +20,8 @@ class Tensorboard:
 
         result = job.result
         about = plain({**result.get("config", {}), **result.get("provenance", {}), **job.status})
-        folder = self.options.sweep / "tensorboard" / f"{result.get('label', 'job').replace('/', '_')} {job.path.name}"
+        name = re.sub(r"[^\w.-]+", "_", f"{result.get('label', 'job')}_{job.path.name}")
+        folder = self.options.sweep / "tensorboard" / name
         with SummaryWriter(str(folder)) as writer:
             writer.add_text("config", f"```json\n{json.dumps(about, indent=1)}\n```")
             for row in read_steps(job):

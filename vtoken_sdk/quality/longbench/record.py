@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from vtoken_sdk.nearest import did_you_mean
 from vtoken_sdk.runtime.config import ConfigError
 
 FIELDS = ("input", "context", "answers", "length", "dataset", "language", "all_classes", "_id")
@@ -72,8 +72,10 @@ def _record(where: str, number: int, line: str) -> Record:
         if name not in fields:
             if name in OPTIONAL:
                 continue
-            near = difflib.get_close_matches(name, set(fields) - set(FIELDS), 1)
-            raise ConfigError(f"{where}: no field {name}; " + (f"rename {near[0]}" if near else f"add it: {KINDS[name]}"))
+            raise ConfigError(
+                f"{where}: no field {name}; "
+                + (did_you_mean(name, sorted(set(fields) - set(FIELDS)), "rename {}") or f"add it: {KINDS[name]}")
+            )
         if not _fits(name, fields[name]):
             raise ConfigError(f"{where}: {name}={json.dumps(fields[name], ensure_ascii=False)[:60]}; make it {KINDS[name]}")
     return Record(

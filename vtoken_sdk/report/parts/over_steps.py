@@ -24,7 +24,10 @@ def part(view: View) -> Part:
     if not view.done:
         return Part("steps", TITLE, reason=view.why_empty)
     panels = [panel for group in evicting[:GROUPS_DRAWN] if (panel := _panel(view, group)).plots]
-    notes = ["Utilization: live slots of all slots in held blocks; waste F = 1 - utilization. In the table: means over steps and seeds."]
+    notes = [
+        "Utilization: live slots of all slots in held blocks; waste F = 1 - utilization. In the table: means over seeds and all steps, "
+        "those that read prompts too; the paper's experiments leave these out."
+    ]
     more = len(evicting) - GROUPS_DRAWN
     if panels:
         notes.append("The first seed of each line is drawn.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vtoken_sdk.report.compare import Line
 from vtoken_sdk.report.document import Cell, Column, Key, Panel, Part, Table
+from vtoken_sdk.report.figures import ms_form
 from vtoken_sdk.report.plots import PARTS_OF_A_STEP, Bar, bars
 from vtoken_sdk.report.stats import Estimate
 
@@ -41,12 +42,14 @@ def _ms(line: Line, name: str) -> Estimate | None:
 
 def table(view: View, timed: list[list[Line]]) -> Table:
     columns = [*view.name_columns(), *(Column(f"{name}\nms") for name in PARTS_OF_A_STEP), Column("sum\nms"), Column("added")]
-    return Table(columns, [[[*view.name_cells(line), *_cells(line)] for line in group] for group in timed])
+    forms = [ms_form(row[f"{name}_ms"] for row in view.done) for name in PARTS_OF_A_STEP]
+    return Table(columns, [[[*view.name_cells(line), *_cells(line, forms)] for line in group] for group in timed])
 
 
-def _cells(line: Line) -> list[Cell]:
+def _cells(line: Line, forms: list[str]) -> list[Cell]:
+    """forms: of each part's column; the model's, the largest, is the sum's too."""
     means = [_ms(line, name) for name in PARTS_OF_A_STEP]
     total = sum(m.mean for m in means if m is not None)
-    cells = [mean_cell(mean, ".2f") for mean in means]
+    cells = [mean_cell(mean, form) for mean, form in zip(means, forms, strict=True)]
     model = means[0].mean if means[0] is not None else 0.0
-    return [*cells, Cell(f"{total:.2f}"), Cell(f"{1 - model / total:.1%}" if total else "-")]
+    return [*cells, Cell(format(total, forms[0])), Cell(f"{1 - model / total:.1%}" if total else "-")]

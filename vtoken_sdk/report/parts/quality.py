@@ -22,8 +22,9 @@ def part(view: View) -> Part:
         why = "dummy weights are random values and have no quality to lose; run with model=smollm2 or your own model"
         return Part("quality", TITLE, reason=f"Not judged: {why if dummy else 'quality.mode was off'}.")
     notes = [
-        "NLL is compared on the same text: what is lost against the full cache. Quality is the policy's and its budget's, whatever the "
-        "runtime: the same tokens die under each. Blocks are the runtime's too. Small models do not speak for large ones.",
+        "Judged on text of its own, apart from the workload whose blocks and times the other parts show. NLL is compared on the same text: "
+        "what is lost against the full cache. Quality is the policy's and its budget's, whatever the runtime: the same tokens die under "
+        "each. Blocks are the runtime's too. Small models do not speak for large ones.",
         *view.intervals,
     ]
     drawn = [figure for figure in figures if figure.title != "NLL" or len(figures) == 1]  # what is lost says more

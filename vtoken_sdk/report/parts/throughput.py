@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from vtoken_sdk.paper import LATENCY_FACTOR as SLA
 from vtoken_sdk.report.compare import POLICY_KEYS, Line, label
 from vtoken_sdk.report.document import Cell, Column, Panel, Part, Plot, Table
-from vtoken_sdk.report.gates import SLA
+from vtoken_sdk.report.figures import ms_form
 from vtoken_sdk.report.plots import MARKERS, Curve, curves
 from vtoken_sdk.report.stats import Estimate
 
@@ -24,7 +25,7 @@ def part(view: View) -> Part:
         *view.intervals,
     ]
     if any(row["device"] == "cpu" for row in view.done):
-        notes.append("CPU timing: read large ratios only, and take no line kept or missed here for more than noise.")
+        notes.append("CPU timing: read large ratios only; whether the SLA is kept is not judged.")
     plots = [plot for plot in (_absolute(view, timed), _relative(view, timed)) if plot is not None]
     return Part("throughput", TITLE, notes, [table(view, timed)], [Panel(plots)])
 
@@ -46,20 +47,23 @@ def _cells(view: View, line: Line) -> list[Cell]:
     speed, p95 = (Estimate.of(row[c] for row in line.rows) for c in ("output_tok_s", "itl_ms_p95"))
     bound = Estimate.of(base["itl_ms_p95"] * SLA for row in line.rows if (base := view.baselines(row)) and base["itl_ms_p95"])
     late, fast = _ratio(view, line, "itl_ms_p95"), _ratio(view, line, "output_tok_s")
+    form = ms_form(row["itl_ms_p95"] for row in view.done)
     return [
         mean_cell(speed, ",.1f"),
-        mean_cell(p95, ",.1f"),
-        mean_cell(bound, ",.1f"),
+        mean_cell(p95, form),
+        mean_cell(bound, form),
         mean_cell(late, ".2f"),
         mean_cell(fast, ".2f"),
-        _kept(late),
+        _kept(late, line.first["device"] != "cpu"),
     ]
 
 
-def _kept(late: Estimate | None) -> Cell:
-    """An interval with the bound in it decides nothing."""
+def _kept(late: Estimate | None, judged: bool) -> Cell:
+    """An interval with the bound in it decides nothing. judged: on a CPU times are noise."""
     if late is None:
         return Cell("-")
+    if not judged:
+        return Cell("not judged")
     if late.half is not None and abs(late.mean - SLA) <= late.half:
         return Cell("not clear")
     return Cell("kept", tone="good") if late.mean <= SLA else Cell("missed", tone="bad")

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import inf
 
-from .finding import Range
+
+@dataclass(frozen=True)
+class Range:
+    """From low to high; infinite where the paper gives one bound."""
+
+    low: float
+    high: float
+
 
 UTILIZATION = Range(21.7, 21.9)  # % more
 RETAINED_BLOCKS = Range(-72, -27)  # %
@@ -18,3 +26,5 @@ CAPACITY = {
     (11519, 16384, 256): (11, 22, "Llama-3.1-8B"),
 }
 CAPACITY_GAIN = Range(8 / 5, 22 / 11)  # times
+ADMITS = {f"admits_{blocks}": blocks for blocks, *_ in CAPACITY}  # column of the results -> blocks of the pool that it is an estimate for
+ADMITS_SMALLER = next(iter(ADMITS))
