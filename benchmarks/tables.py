@@ -86,8 +86,81 @@ def reclaim() -> str:
     return table(["tokens moved a step", "mean, ms", "p95, ms", "p99, ms"], rows)
 
 
+def prefill() -> str:
+    peer, native, mass = results("peers_h200")["prefill"], results("prefill_native_h200"), results("prefill_h2o_h200")
+    rows = []
+    for shape, theirs in peer.items():
+        row = [shape.replace("x", " x "), f"{theirs['seconds']:.2f}"]
+        for made in (native.get(shape), mass.get(shape)):
+            row += [f"{made['prefill_s']:.2f}", f"{made['prefill_s'] / theirs['seconds']:.2f}"] if made else ["-", "-"]
+        rows.append(row)
+    return table(["prompts x tokens", "vLLM 0.23.0, s", "native, s", "x vLLM", "with attention mass, s", "x vLLM"], rows)
+
+
+def runtimes() -> str:
+    rows = []
+    for case, made in results("five_runtimes_h200").items():
+        name, _, budget = case.partition(" ")
+        runtime, _, policy = name.partition(":")
+        figures = [f"{made[k]:,.1f}" for k in ("output_tok_s", "itl_ms_p50", "itl_ms_p95", "blocks_held")]
+        rows.append([policy or "-", budget or "-", runtime, str(made["concurrency"]), *figures, f"{made['waste']:.1%}",
+                     f"{made['bytes_moved'] / 1e9:.2f}"])  # fmt: skip
+    head = [
+        "policy",
+        "budget",
+        "runtime",
+        "requests at once",
+        "output tok/s",
+        "ITL p50, ms",
+        "ITL p95, ms",
+        "blocks held",
+        "waste",
+        "GB moved",
+    ]
+    return table(head, rows)
+
+
+PAPER_MODELS = ("mistral-7b", "llama-3.1-8b")
+UNITS = {"%": ("{:+.1f}", " %"), "requests": ("{:.0f}", ""), "times": ("{:.2f}", " x")}
+
+
+def paper() -> str:
+    """Each figure that the paper gives beside what its experiment measured."""
+    found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    for experiment in ("memory", "capacity", "throughput", "overhead"):
+        for model in PAPER_MODELS:
+            if not (RESULTS / f"experiment_{experiment}_{model}_h200.json").exists():
+                continue
+            for one in results(f"experiment_{experiment}_{model}_h200"):
+                if one["paper"] is not None:
+                    found.setdefault((one["metric"], one["setting"]), {})[model] = one
+    rows = []
+    for (metric, setting), by_model in found.items():
+        cells = [_measured(by_model.get(model)) for model in PAPER_MODELS]
+        rows.append([metric, setting, " / ".join(dict.fromkeys(_range(one) for one in by_model.values())), *cells])
+    return table(["", "", "paper", "Mistral-7B's shape, 5,427 blocks", "Llama-3.1-8B's shape, 11,519 blocks"], rows)
+
+
+def _measured(one: dict[str, Any] | None) -> str:
+    if one is None:
+        return "not run"
+    form, unit = UNITS[one["unit"]]
+    if one["metric"].startswith("throughput") and one["measured"] == -100:
+        return f"none within it ({one['verdict']})"
+    return f"{form.format(one['measured'])}{unit} ({one['verdict']})"
+
+
+def _range(one: dict[str, Any]) -> str:
+    form, unit = UNITS[one["unit"]]
+    low, high = one["paper"]
+    if low is None:
+        return f"under {form.format(high).lstrip('+')}{unit}"
+    return f"{form.format(low)}{unit}" if low == high else f"{form.format(low)} to {form.format(high)}{unit}"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "steps": steps, "pools": pools, "attention": attention, "moves": moves, "host": host, "reclaim": reclaim,
+    "prefill": prefill, "runtimes": runtimes, "paper": paper,
 }  # fmt: skip
 
 

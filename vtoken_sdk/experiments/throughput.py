@@ -18,7 +18,7 @@ from vtoken_sdk.paper import LATENCY_FACTOR, THROUGHPUT
 from .finding import Finding, Outcome
 from .runs import Run, Runs, change, where
 
-LOADS = ("request_rate", "max_concurrency", "requests")  # what makes a load heavier; arrivals follow the seed
+LOADS = ("request_rate", "burstiness", "max_concurrency", "requests")  # what makes a load heavier; arrivals follow the seed
 QUESTION = f"What throughput is there with a p95 of at most {LATENCY_FACTOR} times native's?"
 
 
