@@ -55,7 +55,7 @@ def measure(model: LoadedModel, batch: int, ctx: int, args: argparse.Namespace) 
         budget=args.budget,
         evict=EvictOptions("end", args.every),
         cuda_graphs=not args.eager,
-        capture_policy=args.capture,
+        capture_policy=args.capture and bool(args.policy),
     )
     engine = Engine(model, config, POLICIES[args.policy]() if args.policy else None)
     run(engine, min(batch, 2), 128, 8)

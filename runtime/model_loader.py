@@ -90,14 +90,6 @@ class LoadedModel:
         return tuple(sorted(found))
 
     @property
-    def n_layers(self) -> int:
-        return int(self.hf.config.num_hidden_layers)
-
-    @property
-    def n_kv_heads(self) -> int:
-        return int(self.hf.config.num_key_value_heads)
-
-    @property
     def head_dim(self) -> int:
         config = self.hf.config
         return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)

@@ -60,6 +60,11 @@ class PolicyRunner:
         for name, value in (saved or {}).items():
             self._store(name)[row, :, : value.shape[-1]] = value
 
+    def forget(self, rows: Sequence[int]) -> None:
+        """These rows were given back."""
+        for row in rows:
+            self._future.pop(row, None)
+
     def save(self, row: int, tokens: int) -> dict[str, Tensor]:
         """The row's state, fp32 [G, tokens] each: preemption is invisible to a policy."""
         return {name: store[row, :, :tokens].clone() for name, store in self.state.items()}

@@ -242,11 +242,6 @@ class TokenTable:
 
     # -- parts ----------------------------------------------------------------------------------------------------------
 
-    def rebuild_map(self, rows: Tensor) -> None:
-        """Write the slot maps of these rows anew: live slots in token order, then slots that may be appended to."""
-        self._list_live(rows, self.slot[rows])
-        self._list_free(rows, self._by_block(rows))
-
     def _by_block(self, rows: Tensor) -> Tensor:
         return self.held[rows].unflatten(1, (-1, self.block_size))  # [B, N, S]
 

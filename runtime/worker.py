@@ -67,6 +67,8 @@ class Worker:
         if self.kernels:
             model.fuse()
         self.graphs = WorkerGraphs(self) if graphs else None
+        if config.capture_policy and policy is None:
+            raise ConfigError("capture_policy=True: there is no policy whose calls could be captured; leave it off")
         if config.capture_policy and not graphs:
             raise ConfigError(
                 "capture_policy=True: only CUDA graphs hold a policy's calls; use a GPU with cuda_graphs=True, or leave it off"
@@ -126,6 +128,8 @@ class Worker:
     def release(self, rows: Seq[int]) -> None:
         index = self.send(tuple(rows))
         self.counters[FREED] += self.table.release(index)
+        if self.runner is not None:
+            self.runner.forget(rows)
         self.alive.index_fill_(0, index, 0)
         self.main_operation()
 

@@ -12,7 +12,7 @@ from vtoken_sdk.runtime.config import ReclaimOptions
 from vtoken_sdk.runtime.planner import spare_blocks
 from vtoken_sdk.runtime.token_table import DEAD, FREE, TokenTable
 
-from .plain import PlainTable
+from .plain import PlainTable, rebuild_map
 
 
 @dataclass(frozen=True)
@@ -98,4 +98,4 @@ def load(table: TokenTable, plain: PlainTable) -> None:
         table.slot[r, torch.tensor([*live], dtype=torch.int64)] = torch.tensor(plain.slots(r, live.values()), dtype=torch.int32)
         died = torch.tensor([*row.died_at], dtype=torch.int64)
         table.died_at[r, died] = torch.tensor([*row.died_at.values()], dtype=torch.int32)
-    table.rebuild_map(torch.arange(table.rows))
+    rebuild_map(table, torch.arange(table.rows))

@@ -295,3 +295,10 @@ def test_warm_up_makes_room_and_changes_nothing() -> None:
     warm.add_request(prompts[0])
     with pytest.raises(RuntimeError, match="before add_request"):
         warm.warm_up(48)
+
+
+@pytest.mark.parametrize(("policy", "why"), [(None, "there is no policy"), (Random(), "only CUDA graphs")])
+def test_a_capture_that_cannot_be_is_refused(policy: EvictionPolicy | None, why: str) -> None:
+    config = EngineConfig(runtime="native" if policy is None else "vtoken", capture_policy=True, cuda_graphs=False)
+    with pytest.raises(ConfigError, match=f"capture_policy=True: {why}"):
+        make_engine(tiny("llama").served, config, policy)

@@ -20,7 +20,7 @@ from vtoken_sdk.runtime.planner import Plan, plan, spare_blocks
 from vtoken_sdk.runtime.token_table import NEVER, PAD, TokenTable
 
 from .no_sync import NoHostReads
-from .plain import PlainPlan, PlainTable
+from .plain import PlainPlan, PlainTable, rebuild_map
 
 CPU = torch.device("cpu")
 ROWS, BLOCKS = 3, 24
@@ -147,7 +147,7 @@ class Lives(RuleBasedStateMachine):
     def rebuild(self, rows: set[int]) -> None:
         """Changes the order of free slots at most: the map can be made anew at any time."""
         with NoHostReads():
-            self.table.rebuild_map(rows_of(sorted(rows)))
+            rebuild_map(self.table, rows_of(sorted(rows)))
         for r in rows:
             self.plain.list_free(r)
 
