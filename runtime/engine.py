@@ -7,8 +7,6 @@ step n - lag. See `Worker` for the operations and `Scheduler` for who runs.
 from __future__ import annotations
 
 import itertools
-import logging
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
@@ -17,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from vtoken_sdk.policy import EvictionPolicy, PolicyError
+from vtoken_sdk.policy import EvictionPolicy
 
 from .audit import check_worker
 from .capacity import concurrent_requests, peak_blocks
@@ -25,14 +23,14 @@ from .compaction import Compaction
 from .config import ConfigError, EngineConfig
 from .decoded import Decoded
 from .detokenizer import Detokenizer
-from .eviction import Evictor, eviction_log, known_part
+from .eviction import Evictor
 from .intake import as_token_ids, refuse_bad_request, refuse_too_big
 from .model_adapter import ModelAdapter
 from .prefix_index import prefix_keys
 from .prefixes import Prefixes
-from .recording import Recording
 from .records import StepRecord
-from .request import MAX_SEED, FinishReason, RequestOutput, RequestRejected, SamplingParams
+from .request import MAX_SEED, RequestOutput, RequestRejected, SamplingParams
+from .request_book import RequestBook
 from .scheduler import Scheduler
 from .sequence import Sequence
 from .step_in_flight import StepInFlight
@@ -41,9 +39,6 @@ from .worker import Worker
 
 if TYPE_CHECKING:
     from .model_loader import LoadedModel
-
-
-LOG = logging.getLogger(__name__)
 
 
 class Engine:
@@ -63,17 +58,15 @@ class Engine:
         self.evictor = Evictor(self.worker)
         self.compaction = Compaction(self.worker, self.scheduler)
         self.prefixes = Prefixes(self.worker)
-        self.outputs: dict[str, RequestOutput] = {}
+        self.book = RequestBook(self.worker, self.scheduler, model, policy)
+        self.outputs = self.book.outputs
         self.steps = self.concurrency_peak = 0
-        self._sequences: dict[str, Sequence] = {}
         self._submitted = 0
         self._in_flight: deque[StepInFlight] = deque()
         self._ring = Ring(config.lag + 1)
         self._logs: list[tuple[list[tuple[Sequence, int]], Tensor]] = []  # as StepInFlight has them, for the next one
-        self._known: list[StepRecord] = []
         self._now_building = StepInFlight(0)
         self._last: StepInFlight | None = None
-        self._began: float | None = None
 
     def warm_up(self, tokens: int, batch: int | None = None) -> None:
         """Before requests of up to `tokens` tokens, prompt and output together: make room in the table and, on a GPU, capture the graphs of
@@ -97,13 +90,13 @@ class Engine:
         prompt = as_token_ids(name, prompt)
         self._refuse(name, prompt, params)
         self._submitted += 1
-        output = RequestOutput(name, len(prompt), arrival_s=self._now(), text="" if self.model.tokenizer else None)
+        output = RequestOutput(name, len(prompt), arrival_s=self.book.now(), text="" if self.model.tokenizer else None)
         seed = params.seed if params.seed is not None else ((self.config.seed << 32) + number) & MAX_SEED
         ends = params.stop_token_ids if params.ignore_eos or params.forced else (*self.model.eos_token_ids, *params.stop_token_ids)
         detokenizer = Detokenizer(self.model.tokenizer, params.stop) if self.model.tokenizer else None
         seq = Sequence(number, prompt, params, output, self.config.budget_of(len(prompt)), seed, tuple(ends), detokenizer)
         seq.keys = prefix_keys(prompt, self.config.prefix_unit) if self.config.prefix_cache else []
-        self.outputs[name], self._sequences[name] = output, seq
+        self.book.enter(seq)
         self.scheduler.enqueue(seq)
         return name
 
@@ -122,10 +115,10 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """End a request now; what it has generated stays in its output. Unknown or finished ids raise KeyError."""
-        seq = self._sequences.get(request_id)
+        seq = self.book.unfinished.get(request_id)
         if seq is None:
             raise KeyError(f"no unfinished request {request_id!r}")
-        self._finish(seq, "abort")
+        self.book.finish(seq, "abort")
 
     @property
     def reads_future(self) -> bool:
@@ -135,7 +128,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Is anything queued, running, or launched and not yet known?"""
-        return bool(self._sequences or self.scheduler.running or self._in_flight or self._logs)
+        return bool(self.book.unfinished or self.scheduler.running or self._in_flight or self._logs)
 
     def run(self) -> Iterator[StepRecord]:
         """Step until nothing is left to do; yields every step's record."""
@@ -170,11 +163,11 @@ class Engine:
             self._confirm(self._in_flight.popleft())
         plans = self.compaction.plans
         self.compaction.publish_if_due(self.steps)
-        if not self._sequences:
+        if not self.book.unfinished:
             self.compaction.settle(self.steps)
         self._release()
-        if not self._sequences and not self._logs:
-            return self._take_known()
+        if not self.book.unfinished and not self._logs:
+            return self.book.take_known()
         decode, prefill = self._schedule()
         if not decode and not prefill:
             self.compaction.settle(self.steps)  # what is in flight may hold the rows that others wait for
@@ -188,11 +181,7 @@ class Engine:
         flight.logs, self._logs = self._logs, []
         self._in_flight.append(flight)
         self.steps += 1
-        return self._take_known()
-
-    def _take_known(self) -> list[StepRecord]:
-        known, self._known = self._known, []
-        return known
+        return self.book.take_known()
 
     def _launch(self, decode: list[Sequence], prefill: list[Sequence]) -> None:
         flight, worker = self._now_building, self.worker
@@ -229,7 +218,7 @@ class Engine:
             if seq.held_row in failed:
                 seq.failed = True
                 self.worker.freeze(seq.held_row)
-                flight.failed.append((seq, self._blame(seq, failed[seq.held_row], flight.step)))
+                flight.failed.append((seq, self.book.blame(seq, failed[seq.held_row], flight.step)))
 
     def _keep(self, seqs: list[Sequence], made: Decoded) -> None:
         for i, seq in enumerate(seqs):
@@ -290,7 +279,7 @@ class Engine:
             if len(scheduler.running) > 1:
                 self._preempt(scheduler.running[-1])
             else:
-                self._finish(scheduler.running[-1], "capacity")
+                self.book.finish(scheduler.running[-1], "capacity")
                 self._release()
 
     def _drain(self) -> None:
@@ -310,77 +299,13 @@ class Engine:
         self.scheduler.stop(seq)
         self.scheduler.enqueue(seq)
 
-    # -- ends -----------------------------------------------------------------------------------------------------------
-
     def _confirm(self, flight: StepInFlight) -> None:
-        """Read a step's record: tokens, ends, errors, free blocks."""
+        """Wait for a step's record and read it."""
         flight.wait()
         self._last = flight
         self.scheduler.confirm(flight)
         self.compaction.confirm(flight)
-        now = self._now()
-        for row, seq, samples in flight.ran:
-            if seq.finished:
-                continue
-            layer = flight.row(row, "bad_layer")
-            if layer >= 0:  # before the policy is blamed: attention that is not finite spoils its scores too
-                where = f"layer {layer}" if layer < self.adapter.layers else "the output head"
-                self._finish(
-                    seq, "error", f"request {seq.id}, step {flight.step}: {where} gave numbers that are not finite ({self.model.dtype})"
-                )
-            elif flight.row(row, "bad_answer"):
-                error = PolicyError("evict_lowest was given a NaN score for a live token")
-                self._finish(seq, "error", self._blame(seq, error, flight.step))
-            elif samples and flight.row(row, "ran"):
-                self._append_token(seq, flight.row(row, "token"), stopped=bool(flight.row(row, "stopped")), now=now)
-        for seq, message in flight.failed:
-            if not seq.finished:
-                self._finish(seq, "error", message)
-        for released, died_at in flight.logs:
-            for (seq, cursor), log in zip(released, died_at, strict=True):
-                seq.output.evictions = eviction_log(log, self._stored(seq.output) if seq.finished else cursor)
-        self._known.append(flight.as_step_record(self.worker.table.block_size, self.worker.cache.bytes_per_token, now))
-
-    def _append_token(self, seq: Sequence, token: int, *, stopped: bool, now: float) -> None:
-        output = seq.output
-        output.token_ids.append(token)
-        output.token_times_s.append(now)
-        if seq.detokenizer is not None:
-            stopped |= seq.detokenizer.append(token)
-            output.text = seq.detokenizer.text
-        if stopped:
-            self._finish(seq, "stop")
-        elif len(output.token_ids) >= seq.params.max_tokens:
-            self._finish(seq, "length")
-
-    def _finish(self, seq: Sequence, reason: FinishReason, error: str | None = None) -> None:
-        output = seq.output
-        seq.finished = True
-        output.finish_reason, output.error = reason, error
-        output.evictions = known_part(output.evictions, self._stored(output))  # empty, if it has not given its row back
-        if seq.params.logits:
-            output.logits = torch.stack(seq.logits[: len(output.token_ids)]) if output.token_ids else None
-        if seq.params.record:  # steps launched after an end token ran nothing
-            kept = [step for step in seq.recorded if step[0] <= self._stored(output)]
-            lengths, attention, norms = zip(*kept, strict=True) if kept else ((), (), ())
-            output.recording = Recording.from_steps(lengths, attention, norms)
-        if seq.detokenizer is not None:
-            output.text = seq.detokenizer.finish()
-        del self._sequences[seq.id]
-        if seq.row is None:
-            if seq in self.scheduler.waiting:
-                self.scheduler.waiting.remove(seq)
-                if seq.saved is not None:
-                    output.evictions = eviction_log(seq.saved.died_at.cpu(), self._stored(output))
-        else:
-            self.worker.freeze(seq.row)
-
-    def _blame(self, seq: Sequence, error: PolicyError, step: int) -> str:
-        """What the request's output will say."""
-        named = PolicyError(str(error), policy=type(self.policy).__name__, request=seq.id, step=step)
-        if error.__cause__ is not None:
-            LOG.error("%s", named, exc_info=error.__cause__)
-        return str(named)
+        self.book.confirm(flight)
 
     def _release(self) -> None:
         """Give back the rows of requests that ended, or whose last step is launched; not while a plan moves their tokens."""
@@ -394,11 +319,6 @@ class Engine:
         for seq in gone:
             self.scheduler.stop(seq)
 
-    @staticmethod
-    def _stored(output: RequestOutput) -> int:
-        """Tokens whose keys and values the known tokens of a request came from; later steps may have run before it ended."""
-        return output.prompt_tokens + max(0, len(output.token_ids) - 1)
-
     # -- books ----------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
@@ -409,8 +329,3 @@ class Engine:
     def occupancy(self) -> list[int]:
         """How many held blocks have 0, 1, ... block size live tokens after the last launched step. Waits for the device."""
         return self.worker.occupancy().tolist()
-
-    def _now(self) -> float:
-        if self._began is None:
-            self._began = time.perf_counter()
-        return time.perf_counter() - self._began

@@ -169,7 +169,7 @@ VICTIM, OTHERS = prompt(7, 60), [prompt(8, 40), prompt(9, 21)]
 
 
 def sequence(one: Engine, name: str) -> Any:
-    return one._sequences.get(name)
+    return one.book.unfinished.get(name)
 
 
 def is_running(one: Engine) -> bool:
