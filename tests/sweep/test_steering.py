@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,31 @@ def test_what_runs_again(vtoken_sweep: Sweep) -> None:
     assert "3 to run" in vtoken_sweep(*args, "rerun=all").out
     assert states() == ["done"] * 3
     assert all(path.stat().st_mtime_ns > stamp for path, stamp in stamps.items())
+
+
+def test_what_a_policy_started_ends_with_its_job(vtoken_sweep: Sweep) -> None:
+    """A child that it forked would hold the job's lock, its pipe, and the sweep's output, for ever."""
+    body = """
+if self.crash is not None and os.fork() == 0:
+    Path("child").write_text(str(os.getpid()))
+    signal.pause()
+while self.crash is not None and not Path("child").exists():
+    pass
+if self.crash:
+    os._exit(1)
+"""
+    write_policy("mine", body, options="crash: bool | None = None")
+    for crash, code in (("true", 3), ("false", 0)):
+        args = (*SMALL, "policy=./mine.py", f"option.crash={crash}", "runtime=naive", "evict.every=0", "requests=1", "dir=out")
+        assert vtoken_sweep(*args).code == code
+        Path("child").unlink()
+    locks = list(Path("out/jobs").glob("*/.lock"))
+    assert len(locks) == 2
+    signal.alarm(20)  # instead of waiting for ever, as the next sweep would
+    for lock in locks:
+        with lock.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+    signal.alarm(0)
 
 
 def test_fail_fast_starts_nothing_after_a_failure(vtoken_sweep: Sweep) -> None:

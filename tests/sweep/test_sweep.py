@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from vtoken_sdk.metrics import COLUMNS
+from vtoken_sdk.sweep.sweep import _Console
 
 from .conftest import SMALL, Sweep, results, write_policy
 
@@ -214,3 +216,13 @@ def test_closed_streams_and_a_reader_that_leaves_do_no_harm(spawn_sweep: Callabl
     process.wait(timeout=120)
     assert process.returncode == 0, process.stderr.read()
     assert [row["status"] for row in results("out")] == ["done"] * 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full is Linux's")
+def test_a_full_disk_under_the_output_costs_the_output_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        console = _Console(file=full)
+        for _ in range(2):
+            console.print("a line")
+    assert console.quiet

@@ -68,6 +68,9 @@ def _run(folder: JobFolder) -> None:
     config = job.engine_config()
     engine = Engine(model, config, policy)
     workload = job_workload(model, job)
+    workload_sha256 = sha256_of(workload.source) if workload.source else None  # before a policy's code may change the current folder
+    if job.workload_sha256 not in (None, workload_sha256):
+        raise JobFailed(f"{workload.source} was changed after the sweep was planned; run the command again")
     records, occupied, client = serve(engine, job, workload, folder)
     outputs = client.outputs
     bench = bench_result(job, client, model=model.name, weights=model.weights, device=model.device.type)
@@ -107,7 +110,7 @@ def _run(folder: JobFolder) -> None:
                 "policy_source": source[0] if source else None,
                 "policy_sha256": job.policy_sha256,
                 "workload_source": workload.source,
-                "workload_sha256": sha256_of(workload.source) if workload.source else None,
+                "workload_sha256": workload_sha256,
             },
         },
     )

@@ -167,6 +167,7 @@ JOB_KEYS: dict[str, Parser] = {
     "dtype": text,
     "device": text,
     "workload": text,
+    "workload_sha256": optional(text),
     "ctx": whole(1),
     "lengths": choice("fixed", "uniform", "lognormal", "sharegpt", "longbench", "reasoning"),
     "length_scale": above_zero,

@@ -151,6 +151,13 @@ def _busy(console: Console, doing: str) -> contextlib.AbstractContextManager[Any
 
 
 class _Console(Console):
+    def print(self, *objects: Any, **options: Any) -> None:
+        """A full disk under our output costs the output, not the sweep."""
+        try:
+            super().print(*objects, **options)
+        except OSError:
+            self.on_broken_pipe()
+
     def on_broken_pipe(self) -> None:
         """Whoever read our output left (`| head`): the sweep goes on without it."""
         self.quiet = True
