@@ -84,13 +84,21 @@ def test_one_command_compares_the_runtimes(vtoken_sweep: Sweep) -> None:
     assert {k: v for k, v in row.items() if k not in times} == {k: v for k, v in vtoken.items() if k not in times}
 
 
-def test_a_finished_sweep_is_not_run_again(vtoken_sweep: Sweep) -> None:
+def test_a_finished_sweep_is_not_run_again(vtoken_sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     assert vtoken_sweep(*SMALL, "runtime=native,naive", "dir=out").code == 0
     stamp = {p: p.stat().st_mtime_ns for p in Path("out/jobs").glob("*/result.json")}
     more = vtoken_sweep(*SMALL, "runtime=native,naive,refill", "dir=out")
     assert "3 jobs, 2 already done, 1 to run" in more.out
     assert all(p.stat().st_mtime_ns == t for p, t in stamp.items())
     assert [row["status"] for row in results("out")] == ["done"] * 3
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vtoken_sdk.sweep.sweep.write_report", interrupt)  # Ctrl-C once all jobs are done
+    late = vtoken_sweep(*SMALL, "runtime=native,naive,refill", "dir=out")
+    assert late.code == 130
+    assert "Interrupted. To go on: vtoken-sweep" in late.out and "before any job ran" not in late.err
 
 
 def test_a_half_written_job_and_an_edited_policy_are_run_again(vtoken_sweep: Sweep) -> None:

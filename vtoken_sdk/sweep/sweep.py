@@ -70,7 +70,11 @@ def sweep(config: DictConfig, overrides: Sequence[str], make_launcher: Callable[
     with alone(folder):
         write_plan(folder, plan, how.facts())
         runner = Runner(console, folder, how, launch)
-        code = _run(runner, plan, search, records)
+        try:
+            code = _run(runner, plan, search, records)
+        except KeyboardInterrupt:  # not in a job, which the runner takes care of: while results were collected
+            _say(console, f"Interrupted. To go on: {_resume(folder)}")
+            return INTERRUPTED
         if code == 0:
             shutil.rmtree(folder / FULL_CACHE, ignore_errors=True)
         return code
