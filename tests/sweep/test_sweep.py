@@ -118,6 +118,7 @@ def test_a_half_written_job_and_an_edited_policy_are_run_again(vtoken_sweep: Swe
 FAULTS = {
     "raises": ("raise ValueError('my own fault')", "ValueError: my own fault"),
     "exits": ("os._exit(0)", "ended by itself (exit code 0)"),
+    "asks_to_exit": ("raise SystemExit(0)", "SystemExit: 0"),
     "crashes": ("ctypes.string_at(0)", "SIGSEGV"),
     "is_killed": ("os.kill(os.getpid(), signal.SIGKILL)", "probably out of memory"),
     "asks_too_much": ("torch.empty(1 << 50)", "allocate memory"),

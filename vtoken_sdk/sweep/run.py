@@ -48,7 +48,7 @@ def run_job(folder: Path) -> str | None:
         _run(job)
     except JobFailed as error:
         reason, trace = str(error).partition("\n")[0], str(error)
-    except Exception as error:  # a failed job is a row of the results, whatever failed
+    except (Exception, SystemExit) as error:  # a failed job is a row of the results, whatever failed; with in_process, an exit too
         reason, trace = f"{type(error).__name__}: {error}".partition("\n")[0], traceback.format_exc()
     else:
         return None
