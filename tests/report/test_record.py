@@ -53,12 +53,13 @@ def test_several_folders_are_one_and_a_job_counts_once(tmp_path: Path) -> None:
 def test_published_results_stand_for_jobs_that_are_gone(tmp_path: Path) -> None:
     folder = write_sweep(tmp_path / "sweep", FIVE)
     pq.write_table(pa.Table.from_pylist([{name: r[name] for name in COLUMNS} for r in FIVE]), folder / "results.parquet")
-    shutil.rmtree(folder / "jobs")
-    for gone in (), ("plan.json",):
+    for gone in (), ("jobs",), ("jobs", "plan.json"), ("plan.json",):
+        shutil.copytree(folder, tmp_path / "-".join(("out", *gone)))
         for name in gone:
-            (folder / name).unlink()
-        record = read_record([folder])
-        assert [r["blocks_held"] for r in record.rows] == [r["blocks_held"] for r in FIVE]
+            path = tmp_path / "-".join(("out", *gone)) / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        record = read_record([tmp_path / "-".join(("out", *gone))])
+        assert [(r["runtime"], r["blocks_held"]) for r in record.rows] == [(r["runtime"], r["blocks_held"]) for r in FIVE]
         assert {r["status"] for r in record.rows} == {"done"}
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from vtoken_sdk.sweep.job import Job
@@ -115,13 +116,19 @@ def test_breakpoints_are_told_where_they_work(vtoken_sweep: Sweep) -> None:
 
 
 def test_in_process_a_breakpoint_has_the_terminal(vtoken_sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_policy("mine", "if not Path('seen').exists():\n    Path('seen').touch()\n    breakpoint()")
+    write_policy(
+        "mine", "if not Path('seen').exists():\n    Path('seen').touch()\n    breakpoint()\ntorch.set_default_dtype(torch.float64)"
+    )
     monkeypatch.setattr("sys.stdin", io.StringIO("p 'here', cache.budget.tolist()\ncontinue\n"))
     monkeypatch.setattr("sys.breakpointhook", lambda: __import__("pdb").Pdb(nosigint=True).set_trace(__import__("sys")._getframe(1)))
-    done = vtoken_sweep(*SMALL, "policy=./mine.py", "runtime=naive", "dir=out", "in_process=true")
+    try:
+        done = vtoken_sweep(*SMALL, "policy=./mine.py", "runtime=naive,refill", "dir=out", "in_process=true")
+    finally:
+        torch.set_default_dtype(torch.float32)
     assert done.code == 0, done
     assert "('here', [" in done.out
-    assert states() == ["done"]
+    assert states() == ["done"] * 2
+    assert len({row["tokens_sha256"] for row in results("out")}) == 1  # what the first job left behind is not the second's
 
 
 def test_jobs_at_once(vtoken_sweep: Sweep) -> None:

@@ -128,7 +128,8 @@ def read_sweep(path: Path) -> Sweep:
         folder = JobFolder(path / "jobs" / job)
         result = folder.result if folder.done else {}
         config = planned.get(job, {})
-        rows.append({**planned_row(job, config), **_state(folder, result, stored.get(job))})
+        known = planned_row(job, config) if config else stored[job]
+        rows.append({**known, **_state(folder, result, stored.get(job))})
         configs[job] = {key.replace(".", "_"): value for key, value in config.items()} or dict(result.get("config", {}))
         provenance[job] = result.get("provenance") or plan.get("provenance", {})
     return Sweep(path, str(plan.get("name") or path.name), plan, rows, configs, provenance)

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 import yaml  # type: ignore[import-untyped]
 
 from vtoken_sdk.metrics import Row, latency_row, step_row
@@ -58,6 +59,8 @@ def run_job(folder: Path) -> str | None:
 
 def _run(folder: JobFolder) -> None:
     began = time.perf_counter()
+    torch.set_default_dtype(torch.float32)  # in_process: whatever the policy of the job before set
+    torch.set_default_device(None)
     folder.say("running", phase="model", share=0.0)
     job = Job.from_config(yaml.load((folder.path / "config.yaml").read_bytes(), yaml.CSafeLoader))  # a tenth of OmegaConf's time
     model = load_model(job.model, weights=cast(Any, job.weights), dtype=cast(Any, job.dtype), device=cast(Any, job.device))
