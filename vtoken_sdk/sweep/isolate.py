@@ -100,7 +100,7 @@ def _start(target: Callable[..., None], *args: object) -> tuple[BaseProcess, con
     context = multiprocessing.get_context("forkserver")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=target, args=(theirs, *args))
-    with _without_main():
+    with _plain():
         process.start()
     theirs.close()
     return process, ours
@@ -170,14 +170,21 @@ def _die_with_parent() -> None:
 
 
 @contextlib.contextmanager
-def _without_main() -> Iterator[None]:
-    """A process started inside does not import the caller's main module again: nothing of ours is in it, and it may be slow."""
-    main = sys.modules["__main__"]
+def _plain() -> Iterator[None]:
+    """A process started inside does not import the caller's main module again: nothing of ours is in it, and it may be slow. Nor does it
+    look for joblib's own way to start processes, which a fork server does not know.
+    """
+    main, method = sys.modules["__main__"], multiprocessing.get_start_method(allow_none=True)
+    foreign = method not in (None, *multiprocessing.get_all_start_methods())
     sys.modules["__main__"] = ModuleType("__main__")
+    if foreign:
+        multiprocessing.set_start_method("forkserver", force=True)
     try:
         yield
     finally:
         sys.modules["__main__"] = main
+        if foreign:
+            multiprocessing.set_start_method(method, force=True)
 
 
 @contextlib.contextmanager

@@ -113,7 +113,7 @@ def _run(runner: Runner, plan: Plan, search: Search | None, records: Sequence[Re
     rows = rows_of(folder, plan.jobs, runner.failures)
     results = _written("Results", folder / "results.parquet", write_results, rows)
     print_comparison(console, rows)
-    lines = answer(console, folder, plan.experiment, rows) if plan.experiment is not None else []
+    lines, answered = answer(console, folder, plan.experiment, rows) if plan.experiment is not None else ([], True)
     with _busy(console, "writing the report"):
         report = _written("Report", folder / "report.html", write_report, rows)
     compared, same = compare(records, plan.jobs, rows, folder)
@@ -124,7 +124,7 @@ def _run(runner: Runner, plan: Plan, search: Search | None, records: Sequence[Re
         return INTERRUPTED
     if any(row["status"] == "failed" for row in rows):
         _say(console, f"To try the failed jobs again: {_resume(folder, 'rerun=failed')}")
-    if not (report[1] and results[1] and (found is None or found.good) and all(row["status"] == "done" for row in rows)):
+    if not (report[1] and results[1] and answered and (found is None or found.good) and all(row["status"] == "done" for row in rows)):
         return FAILED
     return 0 if same else DIFFERS
 
