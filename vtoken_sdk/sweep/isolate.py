@@ -108,9 +108,13 @@ def _start(target: Callable[..., None], *args: object) -> tuple[BaseProcess, con
 
 def _answer_of(process: BaseProcess, pipe: connection.Connection) -> Any:
     """What the process sends. Raises EOFError if it ended without: then nothing that it left may hold the pipe open."""
+    assert process.pid
     connection.wait([pipe, process.sentinel])
     if not pipe.poll():
-        _kill(process)
+        try:
+            os.kill(process.pid, 0)  # it lives, if it was the fork server that was killed: out of memory, the system may choose that
+        except ProcessLookupError:
+            _kill(process)
     return pipe.recv()
 
 
