@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
 import transformers
@@ -16,8 +17,10 @@ from tests.quality_model import engines, tiny
 from vtoken_sdk.policies.random import Random
 from vtoken_sdk.policies.streaming_llm import StreamingLLM
 from vtoken_sdk.quality import FolderShelf, FullCache, QualityError, compare, continuations, judge, summary
+from vtoken_sdk.quality.table import read_cases
 from vtoken_sdk.runtime import ConfigError, Engine, EngineConfig
 from vtoken_sdk.runtime.model_loader import LoadedModel
+from vtoken_sdk.tracking.files import JobFolder, write_json, write_parquet
 from vtoken_sdk.workloads import Workload, synthetic, text
 
 
@@ -181,3 +184,18 @@ def test_an_engine_that_gives_up_is_named(model: LoadedModel, work: Workload) ->
 
     with pytest.raises(QualityError, match=r"continuation item 0: the engine ended after \d+ tokens \(error: .*no idea.* of 40 tokens"):
         judge(model, lambda: Engine(model, EngineConfig(pool_blocks=64, budget=30), Failing()), continuations(work))
+
+
+def test_jobs_of_an_edited_policy_are_no_part_of_the_comparison(tmp_path: Path) -> None:
+    """They stay in the sweep's folder, under the same name."""
+    for job, nll in (("new", 2.0), ("old", 1.0)):
+        config = {"policy": "./mine.py", "policy_sha256": job, "runtime": "naive", "seed": 0}
+        folder = JobFolder(tmp_path / "jobs" / job)
+        folder.path.mkdir(parents=True)
+        write_json(folder.path / "result.json", {"row": {"nll": nll}, "config": config})
+        item = {"suite": "continuation", "item": "0", "seed": 0, "dropped": False, "nll": nll, "nll_full": 1.0, "kl": 0.0, "top1": 1.0}
+        write_parquet(folder.path / "quality.parquet", pa.Table.from_pylist([item]))
+        folder.say("done")
+    write_json(tmp_path / "plan.json", {"jobs": [{"job": "new"}]})
+    (case,) = read_cases(tmp_path)
+    assert case.config["policy_sha256"] == "new"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import time
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,20 @@ def test_lines_out_of_order_are_sorted_by_time(tiny: LoadedModel, tmp_path: Path
     assert work.arrivals_s == [0, 1.5, 3]
 
 
+def test_a_date_without_a_zone_is_utc(tiny: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not of the machine's zone, in which clocks were put forward here: an hour would be missing."""
+    content = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-03-31 01:30:00,9,9\n2024-03-31 03:30:00,9,9\n2024-03-31 03:30:01+00:00,9,9\n"
+    path = written(tmp_path, "azure.csv", content)
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        work = trace(tiny, requests=3, **MANY, path=path)
+    finally:
+        monkeypatch.delenv("TZ")
+        time.tzset()
+    assert work.arrivals_s == [0, 7200, 7201]
+
+
 def test_long_requests_are_cut_and_that_is_told(tiny: LoadedModel, tmp_path: Path) -> None:
     work = trace(tiny, requests=3, ctx=400, output_tokens=50, path=written(tmp_path, "azure.csv", AZURE_2023))
     assert [len(p) for p in work.prompts] == [374, 396, 400]
@@ -138,11 +153,14 @@ def test_long_requests_are_cut_and_that_is_told(tiny: LoadedModel, tmp_path: Pat
         ("a.csv", BURSTGPT.replace("118.5", "nan"), r"line 4: Timestamp='nan': use a number of seconds"),
         ("a.csv", "a,b\n1,2\n", r"line 2: no format that is known has the fields a, b: azure has TIMESTAMP.*burstgpt has Timestamp"),
         ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n", "it has no request"),
-        ("a.jsonl", MOONCAKE.replace("1500", "true"), r"a\.jsonl, line 2: timestamp=True: use milliseconds"),
-        ("a.jsonl", MOONCAKE.replace("1300", "13.5"), r"line 2: input_length=13\.5: use a whole number"),
+        ("a.jsonl", MOONCAKE.replace("1500", "true"), r"a\.jsonl, line 2: timestamp='True': use milliseconds"),
+        ("a.jsonl", MOONCAKE.replace("1300", "13.5"), r"line 2: input_length='13\.5': use a whole number"),
         ("a.jsonl", MOONCAKE.replace("[11, 12]", '["x"]'), r"line 3: hash_ids=\['x'\]: use a list of whole numbers"),
         ("a.jsonl", MOONCAKE + "\n{oops", r"line 4: not JSON \(.*at column 2\); correct the line, or delete it"),
         ("a.jsonl", MOONCAKE + "\n[1]", "line 4: not a JSON object"),
+        ("a.csv", AZURE_2023.replace("396", "9" * 400), r"line 3: ContextTokens='9{40}': use a whole number"),
+        ("a.jsonl", MOONCAKE.replace("1500", "1" + "0" * 400), r"line 2: timestamp='10{39}': use milliseconds"),
+        ("a.jsonl", MOONCAKE.replace("1500", "1" * 5000), "line 2: not JSON that can be read"),
         ("a.jsonl", '{"prompt": "hello"}', r"line 1: no format that is known has the fields prompt: bailian.*; mooncake has timestamp"),
         ("a.jsonl", MOONCAKE, r"requests=9: .*a\.jsonl has 3 requests with tokens in and out; use requests=3 or fewer"),
     ],
@@ -196,6 +214,12 @@ def test_first_turns_of_conversations(tiny: LoadedModel, tmp_path: Path) -> None
     assert build_workload(str(path), tiny, requests=2, ctx=256, output_tokens=40) == work
     with pytest.raises(ConfigError, match=r"requests=3: .*talks\.json has 2 conversations with 4 to 256 tokens in; use fewer"):
         sharegpt(tiny, requests=3, ctx=256, output_tokens=40, path=path)
+
+
+def test_halves_of_characters_and_a_byte_order_mark_are_no_obstacle(tiny: LoadedModel, tmp_path: Path) -> None:
+    path = written(tmp_path, "talks.json", "\ufeff" + json.dumps([talk("half \ud83d of it", "the \udc00 other")]))
+    (prompt,) = sharegpt(tiny, requests=1, ctx=256, output_tokens=40, path=path).prompts
+    assert bytes(prompt).decode() == "half \ufffd of it"
 
 
 def test_a_published_sample_of_conversations(tiny: LoadedModel) -> None:

@@ -138,3 +138,13 @@ def test_a_budget_that_is_not_used_is_a_warning_unless_documented() -> None:
     assert "of its budget on average" in result.warnings[0]
     assert run_check("check_budget", Bursts) == Result("check_budget", "ok")
     assert run_check("check_within_budget", Bursts).status == "ok"
+
+
+def test_a_policy_that_exits_does_not_pass() -> None:
+    @dataclass
+    class Exits(EvictionPolicy):
+        def evict_token(self, cache: CacheView) -> Tensor:
+            raise SystemExit(0)
+
+    result = run_check("check_answer", Exits)
+    assert (result.status, result.message.partition(" (")[0]) == ("FAILED", "evict_token raised SystemExit: 0")

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from rich.console import Console
 
 from tests.sweep.conftest import Sweep
 from vtoken_sdk.experiments import EXPERIMENTS, Finding, Range, load_runs
@@ -18,7 +19,7 @@ from vtoken_sdk.metrics import COLUMNS
 from vtoken_sdk.paper import CAPACITY, HOOKS, RETAINED_BLOCKS, THROUGHPUT, UTILIZATION
 from vtoken_sdk.runtime.capacity import peak_blocks
 from vtoken_sdk.runtime.dummy import SHAPES
-from vtoken_sdk.sweep.answer import experiment_names
+from vtoken_sdk.sweep.answer import answer, experiment_names
 from vtoken_sdk.sweep.axes import axes_of
 from vtoken_sdk.sweep.plan import Plan, PolicyFacts, make_plan
 from vtoken_sdk.sweep.settings import check_keys, flatten, shipped_text
@@ -282,6 +283,28 @@ def test_throughput_counts_only_loads_within_the_limit(tmp_path: Path) -> None:
     assert "limit 10.50 ms" in gain.note
     assert goodput.measured == pytest.approx(0.0)  # 0.4 requests/s each, at the lightest load
     assert [p["within"] for p in outcome.detail["points"]] == [True, True, False, True, True, False]
+
+
+def test_throughput_compares_the_same_seeds_and_claims_nothing_without_gaps(tmp_path: Path) -> None:
+    """Seed 1 of native failed: vtoken's, which is fast there, has nothing to stand beside."""
+
+    def row(runtime: str, seed: int, tokens: float, p95: float | None = 8.0) -> dict[str, Any]:
+        policy = {"policy": "h2o", "budget": 0.5} if runtime == "vtoken" else {}
+        return {"runtime": runtime, "seed": seed, "requests": 4, **policy, "output_tok_s": tokens, "itl_ms_p95": p95}
+
+    rows = [row("native", 0, 100), row("vtoken", 0, 120), row("vtoken", 1, 300)]
+    gain, equal, _ = EXPERIMENTS["throughput"](table(tmp_path / "seeds", rows)).findings
+    assert gain.measured == equal.measured == pytest.approx(20.0)
+    (gain,) = EXPERIMENTS["throughput"](table(tmp_path / "gaps", [row("native", 0, 100, None), row("vtoken", 0, 120, None)])).findings
+    assert (gain.measured, gain.verdict) == (None, "not measured")
+
+
+def test_an_experiment_that_cannot_be_evaluated_costs_nothing_else(tmp_path: Path) -> None:
+    rows = [dict(run.row) for run in table(tmp_path, [{"runtime": "vtoken"}]).runs]
+    next(tmp_path.glob("jobs/*/steps.parquet")).unlink()
+    (line,), good = answer(Console(), tmp_path, "memory", rows)
+    assert not good
+    assert line.startswith("Experiment memory could not be evaluated: FileNotFoundError")
 
 
 def test_overhead_is_a_share_of_natives_time(tmp_path: Path) -> None:

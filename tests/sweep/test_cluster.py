@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import socket
@@ -36,6 +37,21 @@ def test_joblib(vtoken_sweep: Sweep) -> None:
     assert done.code == 3, done
     assert [row["status"] for row in results("out")] == ["done", "failed"]
     assert "ValueError: no" in results("out")[1]["error"]
+
+
+def test_a_process_of_joblibs_own_kind_starts_jobs_too(vtoken_sweep: Sweep) -> None:
+    """With several workers, joblib's processes say that theirs is how processes start, which no fork server knows."""
+    from joblib.externals.loky.backend.context import LokyContext
+
+    multiprocessing.context._concrete_contexts.setdefault("loky", LokyContext())  # type: ignore[attr-defined]
+    old = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("loky", force=True)
+    try:
+        done = vtoken_sweep(*SMALL, "runtime=native", "dir=out", "dry_run=true")
+        assert multiprocessing.get_start_method() == "loky"
+    finally:
+        multiprocessing.set_start_method(old, force=True)
+    assert done.code == 0, done
 
 
 def test_slurm(slurm: Path, vtoken_sweep: Sweep) -> None:

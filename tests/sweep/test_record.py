@@ -64,6 +64,32 @@ def test_a_run_rebuilt_from_its_record_alone(vtoken_sweep: Sweep, monkeypatch: p
     assert "restore the policy of the record" in edited.err
 
 
+def test_an_edited_trace_is_another_job(vtoken_sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Named by its content: a resumed sweep must not mix two loads. A policy that changes the folder does not lose it."""
+    write_policy("mine", 'os.chdir("/")')
+
+    def trace(tokens: int) -> None:
+        line = {"timestamp": 0, "input_length": tokens, "output_length": 20}
+        Path("load.jsonl").write_text(f"{json.dumps(line)}\n" * 2)
+
+    trace(60)
+    args = (*SMALL, "policy=./mine.py", "workload=load.jsonl", "runtime=vtoken", "request_rate=1000")
+    assert vtoken_sweep(*args, "dir=out").code == 0
+    (row,) = results("out")
+    assert row["prompt_tokens"] == 120
+    assert "1 to run" in vtoken_sweep("from=out", "dir=out", "request_rate=null", "dry_run=true").out  # null takes a key back
+    trace(90)
+    assert "0 already done, 1 to run" in vtoken_sweep(*args, "dir=out", "dry_run=true").out
+    edited = vtoken_sweep("from=out", "dir=again")
+    assert edited.code == 2
+    assert "workload_sha256" in edited.err
+    assert "1 to run" in vtoken_sweep("from=out", "dir=again", "workload_sha256=null", "dry_run=true").out
+
+    trace(60)
+    Path("load.jsonl").rename("moved.jsonl")
+    assert ": the same figures" in vtoken_sweep("from=out", "dir=again", "workload=moved.jsonl").out
+
+
 @pytest.mark.parametrize("source", ["nosuch", "empty", "broken"])
 def test_no_record_no_run(source: str, vtoken_sweep: Sweep) -> None:
     Path("empty").mkdir()

@@ -46,6 +46,8 @@ def test_one_token_and_the_whole_prompt_are_two_budgets() -> None:
         *(("runtime", v) for v in ("vtokn", None)),
         ("threshold", "half"),
         ("wandb.mode", "of"),
+        ("wandb.timeout", float("inf")),
+        ("wandb.timeout", -1),
         ("policy", ""),
         ("seed", -1),
     ],

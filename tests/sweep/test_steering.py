@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from vtoken_sdk.sweep.job import Job
@@ -55,6 +58,31 @@ def test_what_runs_again(vtoken_sweep: Sweep) -> None:
     assert all(path.stat().st_mtime_ns > stamp for path, stamp in stamps.items())
 
 
+def test_what_a_policy_started_ends_with_its_job(vtoken_sweep: Sweep) -> None:
+    """A child that it forked would hold the job's lock, its pipe, and the sweep's output, for ever."""
+    body = """
+if self.crash is not None and os.fork() == 0:
+    Path("child").write_text(str(os.getpid()))
+    signal.pause()
+while self.crash is not None and not Path("child").exists():
+    pass
+if self.crash:
+    os._exit(1)
+"""
+    write_policy("mine", body, options="crash: bool | None = None")
+    for crash, code in (("true", 3), ("false", 0)):
+        args = (*SMALL, "policy=./mine.py", f"option.crash={crash}", "runtime=naive", "evict.every=0", "requests=1", "dir=out")
+        assert vtoken_sweep(*args).code == code
+        Path("child").unlink()
+    locks = list(Path("out/jobs").glob("*/.lock"))
+    assert len(locks) == 2
+    signal.alarm(20)  # instead of waiting for ever, as the next sweep would
+    for lock in locks:
+        with lock.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+    signal.alarm(0)
+
+
 def test_fail_fast_starts_nothing_after_a_failure(vtoken_sweep: Sweep) -> None:
     write_policy("mine", "raise ValueError('no')")
     done = vtoken_sweep(*ONCE, "fail_fast=true")
@@ -88,13 +116,19 @@ def test_breakpoints_are_told_where_they_work(vtoken_sweep: Sweep) -> None:
 
 
 def test_in_process_a_breakpoint_has_the_terminal(vtoken_sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_policy("mine", "if not Path('seen').exists():\n    Path('seen').touch()\n    breakpoint()")
+    write_policy(
+        "mine", "if not Path('seen').exists():\n    Path('seen').touch()\n    breakpoint()\ntorch.set_default_dtype(torch.float64)"
+    )
     monkeypatch.setattr("sys.stdin", io.StringIO("p 'here', cache.budget.tolist()\ncontinue\n"))
     monkeypatch.setattr("sys.breakpointhook", lambda: __import__("pdb").Pdb(nosigint=True).set_trace(__import__("sys")._getframe(1)))
-    done = vtoken_sweep(*SMALL, "policy=./mine.py", "runtime=naive", "dir=out", "in_process=true")
+    try:
+        done = vtoken_sweep(*SMALL, "policy=./mine.py", "runtime=naive,refill", "dir=out", "in_process=true")
+    finally:
+        torch.set_default_dtype(torch.float32)
     assert done.code == 0, done
     assert "('here', [" in done.out
-    assert states() == ["done"]
+    assert states() == ["done"] * 2
+    assert len({row["tokens_sha256"] for row in results("out")}) == 1  # what the first job left behind is not the second's
 
 
 def test_jobs_at_once(vtoken_sweep: Sweep) -> None:

@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from vtoken_sdk.metrics import COLUMNS
+from vtoken_sdk.sweep.sweep import _Console
 
 from .conftest import SMALL, Sweep, results, write_policy
 
@@ -82,13 +84,21 @@ def test_one_command_compares_the_runtimes(vtoken_sweep: Sweep) -> None:
     assert {k: v for k, v in row.items() if k not in times} == {k: v for k, v in vtoken.items() if k not in times}
 
 
-def test_a_finished_sweep_is_not_run_again(vtoken_sweep: Sweep) -> None:
+def test_a_finished_sweep_is_not_run_again(vtoken_sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     assert vtoken_sweep(*SMALL, "runtime=native,naive", "dir=out").code == 0
     stamp = {p: p.stat().st_mtime_ns for p in Path("out/jobs").glob("*/result.json")}
     more = vtoken_sweep(*SMALL, "runtime=native,naive,refill", "dir=out")
     assert "3 jobs, 2 already done, 1 to run" in more.out
     assert all(p.stat().st_mtime_ns == t for p, t in stamp.items())
     assert [row["status"] for row in results("out")] == ["done"] * 3
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vtoken_sdk.sweep.sweep.write_report", interrupt)  # Ctrl-C once all jobs are done
+    late = vtoken_sweep(*SMALL, "runtime=native,naive,refill", "dir=out")
+    assert late.code == 130
+    assert "Interrupted. To go on: vtoken-sweep" in late.out and "before any job ran" not in late.err
 
 
 def test_a_half_written_job_and_an_edited_policy_are_run_again(vtoken_sweep: Sweep) -> None:
@@ -108,6 +118,7 @@ def test_a_half_written_job_and_an_edited_policy_are_run_again(vtoken_sweep: Swe
 FAULTS = {
     "raises": ("raise ValueError('my own fault')", "ValueError: my own fault"),
     "exits": ("os._exit(0)", "ended by itself (exit code 0)"),
+    "asks_to_exit": ("raise SystemExit(0)", "SystemExit: 0"),
     "crashes": ("ctypes.string_at(0)", "SIGSEGV"),
     "is_killed": ("os.kill(os.getpid(), signal.SIGKILL)", "probably out of memory"),
     "asks_too_much": ("torch.empty(1 << 50)", "allocate memory"),
@@ -214,3 +225,13 @@ def test_closed_streams_and_a_reader_that_leaves_do_no_harm(spawn_sweep: Callabl
     process.wait(timeout=120)
     assert process.returncode == 0, process.stderr.read()
     assert [row["status"] for row in results("out")] == ["done"] * 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full is Linux's")
+def test_a_full_disk_under_the_output_costs_the_output_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        console = _Console(file=full)
+        for _ in range(2):
+            console.print("a line")
+    assert console.quiet

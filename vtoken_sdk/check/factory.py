@@ -38,7 +38,7 @@ def make_policy(make: PolicyFactory) -> EvictionPolicy:
     with warnings.catch_warnings(action="ignore"):
         try:
             return make()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise CheckFailed(
                 f"the policy cannot be made without arguments: {type(error).__name__}: {error}. Give every field a default that works.",
                 cause="check_options",

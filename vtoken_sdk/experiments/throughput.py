@@ -30,6 +30,11 @@ def analyze(runs: Runs) -> Outcome:
         if not native:
             found.append(Finding("throughput under the limit", name, None, "%", THROUGHPUT, note="no native run of the same load finished"))
             continue
+        group = _of_same_seeds(group, native)
+        if any(run["itl_ms_p95"] is None for side in (group, *native) for run in side):
+            note = "a job has no gap between tokens: use output_tokens=2 or more"
+            found.append(Finding("throughput under the limit", name, None, "%", THROUGHPUT, note=note))
+            continue
         best = max(native, key=_tokens)
         limit = LATENCY_FACTOR * _mean(best, "itl_ms_p95")
         loads = _by_load(group)
@@ -43,6 +48,12 @@ def _of_same_loads(runs: Runs, group: Sequence[Run]) -> list[list[Run]]:
     """Native at each load of the group, all seeds of a load together."""
     found = {other["job"]: other for run in group if (other := runs.partner(run, "native")) is not None}
     return _by_load(list(found.values()))
+
+
+def _of_same_seeds(group: Sequence[Run], native: list[list[Run]]) -> list[Run]:
+    """Of loads that native ran, the seeds that it finished: a mean over others would compare other arrivals."""
+    seeds = {_key(load[0]): {run["seed"] for run in load} for load in native}
+    return [run for run in group if run["seed"] in seeds.get(_key(run), {run["seed"]})]
 
 
 def _by_load(group: Sequence[Run]) -> list[list[Run]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vtoken_sdk.bootstrap import Interval, interval, paired
-from vtoken_sdk.tracking.files import JobFolder
+from vtoken_sdk.tracking.files import JobFolder, read_json
 
 NOT_OF_A_CASE = ("seed",)  # jobs that differ in nothing else are one case with several seeds
 # suite -> figure -> the same of the full cache, or None where the figure is a difference already
@@ -54,13 +54,14 @@ class Line:
 
 
 def read_cases(sweep: Path) -> list[Case]:
-    """Of a sweep's finished jobs that judged quality, in the order of their folders' names."""
+    """Of the finished jobs of a sweep's last plan that judged quality, in the order of their folders' names."""
     import pyarrow.parquet as pq
 
     cases: dict[tuple[Any, ...], Case] = {}
+    planned = {job["job"] for job in read_json(sweep / "plan.json").get("jobs", ())}  # others are of an edited policy, or another command
     for path in sorted((sweep / "jobs").glob("*/quality.parquet")):
         folder = JobFolder(path.parent)
-        if folder.done:
+        if folder.done and (path.parent.name in planned or not planned):
             config = {k: v for k, v in folder.result["config"].items() if k not in NOT_OF_A_CASE}
             case = cases.setdefault(tuple(sorted((k, str(v)) for k, v in config.items())), Case(config, []))
             case.items.extend(pq.read_table(path).to_pylist())

@@ -154,8 +154,8 @@ def _run(path: Path, axes: Mapping[str, list[Value]]) -> int:
     for job, config, policy in ready:
         try:
             rows.append((job, Replay(run, policy, config)().as_row()))
-        except PolicyError as error:
-            rows.append((job, {"error": str(error)}))
+        except (PolicyError, SystemExit) as error:
+            rows.append((job, {"error": str(error) if isinstance(error, PolicyError) else f"{job.policy} asked to exit ({error})"}))
     print_replays(path, run.about, rows, plan.notes)
     return 3 if any("error" in row for _, row in rows) else 0
 

@@ -19,7 +19,12 @@ from .compare import Row
 
 Steps = Mapping[str, Sequence[Any]]  # column -> values, one a step
 # Keys of the configuration that other columns of a row stand for.
-STOOD_FOR = {"output_tokens": "max_tokens", "block_size": "pool_block_size", "policy_sha256": "policy", "name": "", "dir": ""}
+STOOD_FOR = {
+    **{"output_tokens": "max_tokens", "block_size": "pool_block_size", "name": "", "dir": ""},
+    **{"policy_sha256": "policy", "workload_sha256": "workload"},
+}
+# Column of names -> hash of what the name stood for, and the column that tells two contents of one name apart.
+CONTENTS = {"policy": ("policy_sha256", "option"), "workload": ("workload_sha256", "setup"), "model": ("model_sha256", "setup")}
 
 
 class RecordError(Exception):
@@ -108,14 +113,15 @@ def read_record(folders: Sequence[Path]) -> Record:
             if known is None or (known["status"] != "done" and row["status"] == "done"):
                 merged[row["job"]] = row
     notes = [f"Jobs in more than one of the folders: {twice}. Each counts once, the first finished one."] if twice else []
-    return Record(sweeps, _with_setup(list(merged.values()), sweeps), notes)
+    record = Record(sweeps, _with_setup(list(merged.values()), sweeps), notes)
+    return replace(record, rows=_with_contents(record))
 
 
 def read_sweep(path: Path) -> Sweep:
     """Raises RecordError."""
     plan = read_json(path / "plan.json")
-    stored = _stored_rows(path / "results.parquet")
     planned = {str(job["job"]): {k: v for k, v in job.items() if k != "job"} for job in plan.get("jobs", ())}
+    stored = _stored_rows(path / "results.parquet", needed=not planned)
     if not planned and not stored:
         near = did_you_mean(path.name, [file.parent.name for file in path.parent.glob("*/plan.json")])
         raise RecordError(f"{path}: no plan.json and no results.parquet; name the folder of a sweep (its dir=){near}")
@@ -124,7 +130,7 @@ def read_sweep(path: Path) -> Sweep:
         folder = JobFolder(path / "jobs" / job)
         config, result = planned.get(job, {}), folder.result
         outcome = folder.outcome if folder.status else stored.get(job, folder.outcome)
-        rows.append({**planned_row(job, config), **outcome})
+        rows.append({**(planned_row(job, config) if config else stored[job]), **outcome})
         configs[job] = {key.replace(".", "_"): value for key, value in config.items()} or dict(result.get("config", {}))
         provenance[job] = result.get("provenance") or plan.get("provenance", {})
     return Sweep(path, str(plan.get("name") or path.name), plan, rows, configs, provenance)
@@ -151,7 +157,8 @@ def _pairs(options: Mapping[str, object]) -> str | None:
     return " ".join(f"{key}={value}" for key, value in options.items()) or None
 
 
-def _stored_rows(path: Path) -> dict[str, Row]:
+def _stored_rows(path: Path, *, needed: bool) -> dict[str, Row]:
+    """needed: nothing else tells what the jobs are."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -160,6 +167,8 @@ def _stored_rows(path: Path) -> dict[str, Row]:
     except FileNotFoundError:
         return {}
     except (OSError, pa.ArrowException, KeyError) as error:
+        if not needed:
+            return {}
         raise RecordError(f"{path}: not the results of a sweep ({type(error).__name__}: {error})".partition("\n")[0]) from error
 
 
@@ -173,6 +182,21 @@ def _with_setup(rows: Sequence[Row], sweeps: Sequence[Sweep]) -> list[Row]:
         return _pairs({key: configs[job][key] for key in differing if configs.get(job, {}).get(key) is not None})
 
     return [{**row, "setup": setup(row["job"])} for row in rows]
+
+
+def _with_contents(record: Record) -> list[Row]:
+    """A policy, workload or model that was edited between two sweeps is another one, and no repeat of the first."""
+    rows = [dict(row) for row in record.rows]
+    for column, (key, target) in CONTENTS.items():
+        hashes = [record.provenance(row["job"]).get(key) or record.config(row["job"]).get(key) for row in rows]
+        known: dict[Any, set[str]] = {}
+        for row, content in zip(rows, hashes, strict=True):
+            if row[column] is not None and content is not None:
+                known.setdefault(row[column], set()).add(content)
+        for row, content in zip(rows, hashes, strict=True):
+            if content is not None and len(known.get(row[column], ())) > 1:
+                row[target] = " ".join(filter(None, (row[target], f"{key}={content[:8]}")))
+    return rows
 
 
 def _is_unnamed(key: str) -> bool:

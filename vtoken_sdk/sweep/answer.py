@@ -34,17 +34,20 @@ def check_experiments(args: Sequence[str]) -> None:
             raise UsageError(f"experiment={name}: use one of {', '.join(experiment_names())}{meant}")
 
 
-def answer(console: Console, folder: Path, name: str, rows: Sequence[Row]) -> list[str]:
-    """Print what is measured beside the paper's figures, and write it down. Returns lines for the end of the output."""
+def answer(console: Console, folder: Path, name: str, rows: Sequence[Row]) -> tuple[list[str], bool]:
+    """Print what is measured beside the paper's figures, and write it down. Lines for the end of the output, and whether it worked."""
     from vtoken_sdk.experiments import EXPERIMENTS, as_json, load_runs, print_outcome
 
     if name not in EXPERIMENTS:  # the user's own: options alone
-        return []
+        return [], True
     runs = load_runs(folder, rows)
-    outcome = EXPERIMENTS[name](runs)
+    try:
+        outcome = EXPERIMENTS[name](runs)
+    except Exception as error:  # a job's steps are gone or broken: the other files are whole, and are still to be written
+        return [f"Experiment {name} could not be evaluated: {type(error).__name__}: {error}"], False
     print_outcome(console, name, outcome, runs)
     try:
         write_json(folder / FILE, as_json(name, outcome, runs))
     except OSError as error:
-        return [f"{FILE} could not be written: {error}"]
-    return [f"Experiment: {folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder}/{FILE}"]
+        return [f"{FILE} could not be written: {error}"], False
+    return [f"Experiment: {folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder}/{FILE}"], True

@@ -18,7 +18,7 @@ from multiprocessing import connection, forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from vtoken_sdk.tracking.files import JobFolder
 
@@ -39,17 +39,21 @@ def warm_up() -> None:
 
 
 class Running:
-    """A job in a process of its own, from its start to `end`. pipe: can be read once the process has answered or is gone."""
+    """A job in a process of its own, from its start to `end`. Once one of `ends` can be read, it has answered or is gone."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.process, self.pipe = _start(_run, folder)
 
+    @property
+    def ends(self) -> tuple[connection.Connection, int]:
+        return self.pipe, self.process.sentinel
+
     def end(self) -> str | None:
         """Wait for the job; None, or why it failed. Its outcome is in its files, where they could be written."""
         job, killed = JobFolder(self.folder), False
         try:
-            reason: str | None = self.pipe.recv()
+            reason: str | None = _answer_of(self.process, self.pipe)
             self.process.join(EXIT_SECONDS)
         except EOFError:
             self.process.join()
@@ -67,8 +71,7 @@ class Running:
         return reason
 
     def kill(self) -> None:
-        self.process.kill()
-        self.process.join()
+        _kill(self.process)
 
 
 def run_isolated(folder: Path) -> str | None:
@@ -80,13 +83,12 @@ def call(function: Callable[..., T], *args: object) -> T:
     """Call a function in a process with torch in it; its result or UsageError; any other error is a RuntimeError with the trace."""
     process, pipe = _start(_answer, function, args)
     try:
-        result, error = pipe.recv()
+        result, error = _answer_of(process, pipe)
     except EOFError:
         process.join()
         raise UsageError(f"{_reason(process.exitcode)}, while the options were tried") from None
     finally:
-        process.kill()
-        process.join()
+        _kill(process)
     if error is not None:
         raise error
     return cast(T, result)
@@ -98,13 +100,35 @@ def _start(target: Callable[..., None], *args: object) -> tuple[BaseProcess, con
     context = multiprocessing.get_context("forkserver")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=target, args=(theirs, *args))
-    with _without_main():
+    with _plain():
         process.start()
     theirs.close()
     return process, ours
 
 
+def _answer_of(process: BaseProcess, pipe: connection.Connection) -> Any:
+    """What the process sends. Raises EOFError if it ended without: then nothing that it left may hold the pipe open."""
+    assert process.pid
+    connection.wait([pipe, process.sentinel])
+    if not pipe.poll():
+        try:
+            os.kill(process.pid, 0)  # it lives, if it was the fork server that was killed: out of memory, the system may choose that
+        except ProcessLookupError:
+            _kill(process)
+    return pipe.recv()
+
+
+def _kill(process: BaseProcess) -> None:
+    """With all that it started: what a policy forked would go on to hold the job's lock and the output of the sweep."""
+    assert process.pid
+    process.kill()
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.join()
+
+
 def _answer(pipe: connection.Connection, function: Callable[..., object], args: tuple[object, ...]) -> None:
+    os.setpgid(0, 0)
     sys.breakpointhook = _no_breakpoint
     try:
         answer: tuple[object, Exception | None] = function(*args), None
@@ -125,6 +149,7 @@ def _reason(code: int | None) -> str:
 
 def _run(pipe: connection.Connection, folder: Path) -> None:
     """In the child: what it prints goes to log.txt."""
+    os.setpgid(0, 0)
     threading.Thread(target=_die_with_parent, daemon=True).start()
     sys.breakpointhook = _no_breakpoint
     with contextlib.suppress(OSError):
@@ -145,18 +170,25 @@ def _die_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])
-        os._exit(1)
+        os.killpg(os.getpid(), signal.SIGKILL)
 
 
 @contextlib.contextmanager
-def _without_main() -> Iterator[None]:
-    """A process started inside does not import the caller's main module again: nothing of ours is in it, and it may be slow."""
-    main = sys.modules["__main__"]
+def _plain() -> Iterator[None]:
+    """A process started inside does not import the caller's main module again: nothing of ours is in it, and it may be slow. Nor does it
+    look for joblib's own way to start processes, which a fork server does not know.
+    """
+    main, method = sys.modules["__main__"], multiprocessing.get_start_method(allow_none=True)
+    foreign = method not in (None, *multiprocessing.get_all_start_methods())
     sys.modules["__main__"] = ModuleType("__main__")
+    if foreign:
+        multiprocessing.set_start_method("forkserver", force=True)
     try:
         yield
     finally:
         sys.modules["__main__"] = main
+        if foreign:
+            multiprocessing.set_start_method(method, force=True)
 
 
 @contextlib.contextmanager

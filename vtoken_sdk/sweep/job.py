@@ -32,7 +32,8 @@ _RECLAIM_FIELDS = (
 class Job:
     """Fields are the keys of the configuration, with "_" for "."; None where a key does not apply to the runtime.
 
-    option: of the policy. policy_sha256: of its source, so that an edited policy is another job.
+    option: of the policy. policy_sha256, workload_sha256: of its source and of the file, so that an
+    edited policy or trace is another job.
     """
 
     runtime: str
@@ -87,6 +88,7 @@ class Job:
     reclaim_refill: bool | None = None
     reclaim_stream: str | None = None
     policy_sha256: str | None = None
+    workload_sha256: str | None = None
 
     @classmethod
     def from_flat(cls, flat: Mapping[str, Any]) -> Job:

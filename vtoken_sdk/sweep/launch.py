@@ -25,18 +25,18 @@ def launch_here(workers: int) -> Launch:
 
     def launch(folder: Path, jobs: Sequence[Job]) -> Failures:
         failures: Failures = {}
-        waiting, running = list(reversed(jobs)), dict[connection.Connection, tuple[Job, Running]]()
+        waiting, running = list(reversed(jobs)), list[tuple[Job, Running]]()
         try:
             while waiting or running:
                 while waiting and len(running) < workers:
                     job = waiting.pop()
-                    started = Running(folder / "jobs" / job.id)
-                    running[started.pipe] = job, started
-                for pipe in connection.wait(list(running)):
-                    job, ended = running.pop(pipe)  # type: ignore[call-overload]  # `wait` forgets the type
+                    running.append((job, Running(folder / "jobs" / job.id)))
+                ready = connection.wait([end for _, one in running for end in one.ends])
+                for job, ended in [(job, one) for job, one in running if any(end in ready for end in one.ends)]:
                     _note(failures, folder, job.id, ended.end())
+                    running.remove((job, ended))
         finally:
-            for _, left in running.values():
+            for _, left in running:
                 left.kill()
         return failures
 

@@ -10,8 +10,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import QuotedString
 from omegaconf import DictConfig, OmegaConf
 
-from .record import Record, read_records
-from .settings import KEYS, STEER_KEYS, check_keys, flatten, shipped_text
+from .record import Record, read_records, shipped
+from .settings import KEYS, STEER_KEYS, check_keys, flatten
 
 OURS = "vtoken_sweep"  # the name of the shipped configuration
 
@@ -20,7 +20,7 @@ def options_of(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     """Shipped values, then the composed configuration, then what the command line sweeps. Raises UsageError on unknown keys."""
     given = _composed(config) | _swept(overrides)
     check_keys(given)
-    return _shipped() | _set(given)
+    return shipped() | _set(given)
 
 
 def recorded_options(config: DictConfig, overrides: Sequence[str], source: str) -> tuple[list[dict[str, Any]], list[Record]]:
@@ -30,11 +30,8 @@ def recorded_options(config: DictConfig, overrides: Sequence[str], source: str) 
     if config.hydra.job.config_name == OURS:  # all of its keys are there: only those that were named count
         named = [_key(text) for text in config.hydra.overrides.task]
         given = {key: value for key, value in given.items() if key in named or key in STEER_KEYS}
-    return [_shipped() | _set(record.flat) | _set(given) for record in records], records
-
-
-def _shipped() -> dict[str, Any]:
-    return flatten(cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(shipped_text()))))
+    kept = [{key: value for key, value in record.flat.items() if key not in given} for record in records]
+    return [shipped() | _set(flat) | _set(given) for flat in kept], records
 
 
 def _composed(config: DictConfig) -> dict[str, Any]:

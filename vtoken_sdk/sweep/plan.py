@@ -15,6 +15,7 @@ from vtoken_sdk.nearest import did_you_mean
 from .job import Job
 from .quality import files_sha256
 from .settings import JOB_KEYS, KEYS, POLICY_OPTION, STEER_KEYS, SWEEP_KEYS, field_name, varied
+from .source import workload_sha256
 from .values import UsageError, Value
 
 
@@ -55,9 +56,11 @@ def make_plan(axes: Mapping[str, list[Value]], policies: Mapping[str, PolicyFact
         facts = policies[flat["policy"]]
         if flat["policy_sha256"] not in (None, facts.sha256):
             now = f"{facts.path} has {facts.sha256}"
-            raise UsageError(f"policy_sha256={flat['policy_sha256']}: {now}; restore the policy of the record, or leave the key out")
+            raise UsageError(f"policy_sha256={flat['policy_sha256']}: {now}; restore the policy of the record, or write policy_sha256=null")
         kept = {k: v for k, v in flat.items() if not k.startswith(POLICY_OPTION) or k.removeprefix(POLICY_OPTION) in facts.options}
-        job = Job.from_flat(kept | {"policy_sha256": facts.sha256, "quality.sha256": files_sha256(flat)})
+        job = Job.from_flat(
+            kept | {"policy_sha256": facts.sha256, "quality.sha256": files_sha256(flat), "workload_sha256": workload_sha256(flat)}
+        )
         jobs.setdefault(job.id, job)
     sweep: dict[str, Any] = {field_name(key): axes[key][0] for key in SWEEP_KEYS if key != "dir" and key not in STEER_KEYS}
     sweep["name"] = sweep["name"] or _name([str(p) for p in axes["policy"]])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from .source import file_sha256
 from .values import UsageError, Value
 
 if TYPE_CHECKING:
@@ -45,24 +45,16 @@ def files_sha256(flat: Mapping[str, Any]) -> str | None:
     given = {key: str(flat[key]) for key in FILES if flat.get(key)} if flat["quality.mode"] != "off" else {}
     digest = hashlib.sha256()
     for key, name in given.items():
-        path = Path(name).expanduser()
         try:
-            stat = path.stat()
-            digest.update(f"{key} {_sha256(path, stat.st_mtime_ns, stat.st_size)}\n".encode())
+            digest.update(f"{key} {file_sha256(Path(name).expanduser())}\n".encode())
         except OSError as error:
             raise UsageError(f"{key}={name}: cannot be read ({error.strerror}); name a file") from error
     found = digest.hexdigest() if given else None
     wanted: Value = flat.get("quality.sha256")
     if wanted not in (None, found):
         files = " and ".join(f"{key}={name}" for key, name in given.items()) or "no file"
-        raise UsageError(f"quality.sha256={wanted}: {files} has {found}; restore the files of the record, or leave the key out")
+        raise UsageError(f"quality.sha256={wanted}: {files} has {found}; restore the files of the record, or write quality.sha256=null")
     return found
-
-
-@functools.lru_cache
-def _sha256(path: Path, mtime_ns: int, size: int) -> str:
-    """Of a file's content, read once for all jobs of a plan."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def quality_items(model: LoadedModel, job: Job) -> tuple[list[Item], list[str]]:

@@ -17,12 +17,12 @@ from vtoken_sdk.tracking.files import JobFolder, read_json
 
 from .axes import axes_of
 from .job import Job
-from .settings import flatten
+from .settings import flatten, shipped_text
 from .values import UsageError
 
 _TIME = re.compile(r"(_ms|_ms_p\d+|_tok_s|_throughput|_goodput|^seconds)$")  # columns that differ from one run to the next
 _NOT_FIGURES = {"job", "status", "error", "policy"}
-_SOURCES = re.compile(r"commit|python|version_|device_name|model_(revision|sha256)$|policy_sha256")
+_SOURCES = re.compile(r"commit|python|version_|device_name|model_(revision|sha256)$|(policy|workload)_sha256")
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,12 @@ class Record:
     provenance: Mapping[str, Any]
 
     def is_of(self, job: Job) -> bool:
-        """Whether `job` is the same run, wherever its policy's file lies now."""
-        recorded = Job.from_flat({key: values[0] for key, values in axes_of({k: v for k, v in self.flat.items() if v is not None}).items()})
-        return {**recorded.flat(), "policy": None} == {**job.flat(), "policy": None}
+        """Whether `job` is the same run, wherever its policy's and its workload's files lie now."""
+        known = shipped() | {key: value for key, value in self.flat.items() if value is not None}  # a later version may have more keys
+        recorded = Job.from_flat({key: values[0] for key, values in axes_of(known).items()})
+        unknown = recorded.workload_sha256 is None  # no file, or a record that tells it by its name only
+        same: dict[str, Any] = {"policy": None, **({"workload_sha256": None} if unknown else {"workload": None})}
+        return recorded.flat() | same == job.flat() | same
 
     def differences(self, row: Row) -> list[str]:
         """Figures of `row` that are not the recorded ones, times aside."""
@@ -54,6 +57,11 @@ class Record:
             for name, old in self.provenance.items()
             if _SOURCES.match(name) and name in provenance and provenance[name] != old
         ]
+
+
+def shipped() -> dict[str, Any]:
+    """The values of all keys as they come."""
+    return flatten(cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(shipped_text()))))
 
 
 def is_figure(name: str) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 import yaml  # type: ignore[import-untyped]
 
 from vtoken_sdk.metrics import Row, latency_row, step_row
@@ -49,7 +50,7 @@ def run_job(folder: Path) -> str | None:
         _run(job)
     except JobFailed as error:
         reason, trace = str(error).partition("\n")[0], str(error)
-    except Exception as error:  # a failed job is a row of the results, whatever failed
+    except (Exception, SystemExit) as error:  # a failed job is a row of the results, whatever failed; with in_process, an exit too
         reason, trace = f"{type(error).__name__}: {error}".partition("\n")[0], traceback.format_exc()
     else:
         return None
@@ -59,6 +60,8 @@ def run_job(folder: Path) -> str | None:
 
 def _run(folder: JobFolder) -> None:
     began = time.perf_counter()
+    torch.set_default_dtype(torch.float32)  # in_process: whatever the policy of the job before set
+    torch.set_default_device(None)
     folder.say("running", phase="model", share=0.0)
     job = Job.from_config(yaml.load((folder.path / "config.yaml").read_bytes(), yaml.CSafeLoader))  # a tenth of OmegaConf's time
     model = load_model(job.model, weights=cast(Any, job.weights), dtype=cast(Any, job.dtype), device=cast(Any, job.device))
@@ -69,6 +72,9 @@ def _run(folder: JobFolder) -> None:
     config = job.engine_config()
     engine = Engine(model, config, policy)
     workload = job_workload(model, job)
+    workload_sha256 = sha256_of(workload.source) if workload.source else None  # before a policy's code may change the current folder
+    if job.workload_sha256 not in (None, workload_sha256):
+        raise JobFailed(f"{workload.source} was changed after the sweep was planned; run the command again")
     items, _ = quality_items(model, job)
     records, occupied, client = serve(engine, job, workload, folder, SERVING if items else 1.0)
     outputs = client.outputs
@@ -109,7 +115,7 @@ def _run(folder: JobFolder) -> None:
                 "policy_source": source[0] if source else None,
                 "policy_sha256": job.policy_sha256,
                 "workload_source": workload.source,
-                "workload_sha256": sha256_of(workload.source) if workload.source else None,
+                "workload_sha256": workload_sha256,
             },
         },
     )

@@ -13,7 +13,7 @@ from typing import Any
 from vtoken_sdk.nearest import did_you_mean
 from vtoken_sdk.tracking import MODES
 
-from .values import Parser, UsageError, Value, above_zero, budget, choice, flag, number, optional, text, trackers, whole
+from .values import Parser, UsageError, Value, above_zero, budget, choice, flag, number, optional, seconds, text, trackers, whole
 
 POLICY_OPTION = "option."
 
@@ -42,6 +42,7 @@ JOB_KEYS: dict[str, Parser] = {
     "dtype": text,
     "device": text,
     "workload": text,
+    "workload_sha256": optional(text),
     "ctx": whole(1),
     "lengths": choice("fixed", "uniform", "lognormal", "sharegpt", "longbench", "reasoning"),
     "length_scale": above_zero,
@@ -94,7 +95,7 @@ SWEEP_KEYS: dict[str, Parser] = {
     "tracker": trackers,
     "wandb.mode": optional(choice(*MODES)),
     "wandb.project": text,
-    "wandb.timeout": number,
+    "wandb.timeout": seconds,
 }
 
 

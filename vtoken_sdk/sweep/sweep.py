@@ -71,7 +71,11 @@ def sweep(config: DictConfig, overrides: Sequence[str], make_launcher: Callable[
     with alone(folder):
         write_plan(folder, plan, how.facts())
         runner = Runner(console, folder, how, launch)
-        code = _run(runner, plan, search, records)
+        try:
+            code = _run(runner, plan, search, records)
+        except KeyboardInterrupt:  # not in a job, which the runner takes care of: while results were collected
+            _say(console, f"Interrupted. To go on: {_resume(folder)}")
+            return INTERRUPTED
         if code == 0:
             shutil.rmtree(folder / FULL_CACHE, ignore_errors=True)
         return code
@@ -110,7 +114,7 @@ def _run(runner: Runner, plan: Plan, search: Search | None, records: Sequence[Re
     rows = rows_of(folder, plan.jobs, runner.failures)
     results = _written("Results", folder / "results.parquet", write_results, rows)
     print_comparison(console, rows)
-    lines = answer(console, folder, plan.experiment, rows) if plan.experiment is not None else []
+    lines, answered = answer(console, folder, plan.experiment, rows) if plan.experiment is not None else ([], True)
     with _busy(console, "writing the report"):
         report = _written("Report", folder / "report.html", write_report, rows)
     compared, same = compare(records, plan.jobs, rows, folder)
@@ -121,7 +125,7 @@ def _run(runner: Runner, plan: Plan, search: Search | None, records: Sequence[Re
         return INTERRUPTED
     if any(row["status"] == "failed" for row in rows):
         _say(console, f"To try the failed jobs again: {_resume(folder, 'rerun=failed')}")
-    if not (report[1] and results[1] and (found is None or found.good) and all(row["status"] == "done" for row in rows)):
+    if not (report[1] and results[1] and answered and (found is None or found.good) and all(row["status"] == "done" for row in rows)):
         return FAILED
     return 0 if same else DIFFERS
 
@@ -152,6 +156,13 @@ def _busy(console: Console, doing: str) -> contextlib.AbstractContextManager[Any
 
 
 class _Console(Console):
+    def print(self, *objects: Any, **options: Any) -> None:
+        """A full disk under our output costs the output, not the sweep."""
+        try:
+            super().print(*objects, **options)
+        except OSError:
+            self.on_broken_pipe()
+
     def on_broken_pipe(self) -> None:
         """Whoever read our output left (`| head`): the sweep goes on without it."""
         self.quiet = True

@@ -78,6 +78,13 @@ def above_zero(key: str, value: Any) -> float:
     return parsed
 
 
+def seconds(key: str, value: Any) -> float:
+    parsed = number(key, value)
+    if not 0 <= parsed < float("inf"):
+        raise UsageError(f"{key}={value}: use a number of seconds, 0 or more")
+    return parsed
+
+
 def optional(parse: Parser, none: tuple[object, ...] = (None,)) -> Parser:
     """None, or another value that stands for it, does not apply."""
     return lambda key, value: None if value in none else parse(key, value)

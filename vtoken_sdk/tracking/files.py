@@ -110,7 +110,9 @@ class JobFolder:
 
     @property
     def result(self) -> dict[str, Any]:
-        return read_json(self.path / "result.json")
+        """{} if there is none with figures in it."""
+        result = read_json(self.path / "result.json")
+        return result if isinstance(result.get("row"), dict) else {}
 
     @property
     def log(self) -> str:

@@ -56,12 +56,12 @@ class Cuts:
     outputs_cut: int = 0
 
     def prompt(self, tokens: int) -> int:
-        wanted = max(1, round(tokens * self.scale))
+        wanted = max(1, round(min(tokens * self.scale, self.ctx + 1)))
         self.prompts_cut += wanted > self.ctx
         return min(wanted, self.ctx)
 
     def output(self, tokens: int) -> int:
-        wanted = max(1, round(tokens * self.scale))
+        wanted = max(1, round(min(tokens * self.scale, self.output_tokens + 1)))
         self.outputs_cut += wanted > self.output_tokens
         return min(wanted, self.output_tokens)
 
@@ -115,7 +115,7 @@ def text_ids(model: LoadedModel, content: str) -> list[int]:
 def read_text(file: Path) -> str:
     """UTF-8. Raises ConfigError."""
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"workload={file}: not UTF-8 text ({error.reason} at byte {error.start}); convert it first") from error
     except OSError as error:

@@ -14,7 +14,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +52,8 @@ class TraceFormat:
             time_s = self.seconds(fields[self.time])
             if not math.isfinite(time_s):
                 raise ValueError
-        except (ValueError, TypeError) as error:
-            raise ConfigError(f"{where}: {self.time}={fields[self.time]!r}: use {self.time_is}; {MEND}") from error
+        except (ValueError, TypeError, OverflowError) as error:
+            raise ConfigError(f"{where}: {self.time}={str(fields[self.time])[:40]!r}: use {self.time_is}; {MEND}") from error
         tokens_in, tokens_out = (_tokens(fields[name], name, where) for name in (self.input, self.output))
         if not tokens_in or not tokens_out:
             return None
@@ -66,11 +66,14 @@ class TraceFormat:
         return tuple(ids)
 
 
+MOST = 2**53  # tokens, exact as a float
 MEND = "correct the line, or delete it"
 
 
 def _date(value: str) -> float:
-    return datetime.fromisoformat(value.strip()).timestamp()
+    """A date without a zone is UTC, not this machine's, whose clock may be put forward in the middle of a trace."""
+    date = datetime.fromisoformat(value.strip())
+    return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
 
 
 def _milliseconds(value: Any) -> float:
@@ -119,8 +122,8 @@ def _tokens(value: Any, name: str, where: str) -> int:
         tokens = int(value) if isinstance(value, str) else value
     except ValueError:
         tokens = None
-    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0:
-        raise ConfigError(f"{where}: {name}={value!r}: use a whole number of tokens; {MEND}")
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or not 0 <= tokens <= MOST:
+        raise ConfigError(f"{where}: {name}={str(value)[:40]!r}: use a whole number of tokens; {MEND}")
     return tokens
 
 
@@ -150,6 +153,8 @@ def _json_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             raise ConfigError(f"workload={file}, line {number}: not JSON ({error.msg} at column {error.colno}); {MEND}") from error
         except UnicodeDecodeError as error:
             raise ConfigError(f"workload={file}, line {number + 1}: not UTF-8 text; {MEND}") from error
+        except (ValueError, RecursionError) as error:  # thousands of digits or brackets
+            raise ConfigError(f"workload={file}, line {number}: not JSON that can be read ({error}); {MEND}") from error
 
 
 def _opened(file: Path) -> Any:

@@ -77,4 +77,9 @@ def _pair(file: Path, number: int, entry: Any) -> tuple[str, str] | None:
     for place, turn in enumerate(turns[:2]):
         if not isinstance(turn, dict) or not isinstance(turn.get("value"), str):
             raise ConfigError(f'{where}: conversations[{place}].value is not text; each turn wants "value": "..."')
-    return turns[0]["value"], turns[1]["value"]
+    return _whole(turns[0]["value"]), _whole(turns[1]["value"])
+
+
+def _whole(text: str) -> str:
+    """Without halves of characters, which JSON can hold and no tokenizer takes: a sign for what is unknown stands for each."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
