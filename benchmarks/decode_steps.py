@@ -90,7 +90,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "decode_steps.json")
     args = parser.parse_args()
     model = load_model(args.model, weights="dummy")
-    about = {"model": args.model, "weights": "dummy", "dtype": str(model.dtype), "policy": args.policy, "capture_policy": args.capture}
+    about = {"model": args.model, "weights": "dummy", "dtype": str(model.dtype), "policy": args.policy}
+    about |= {"capture_policy": args.capture and bool(args.policy), "chunk": args.chunk}
     results = {}
     for shape in args.shapes.split(","):
         batch, ctx = map(int, shape.split("x"))

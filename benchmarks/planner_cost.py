@@ -98,7 +98,6 @@ def measure(args: argparse.Namespace, packing: Packing) -> tuple[dict[str, list[
             watch.time("append", lambda: table.append(rows, ones, 1))
         dying = victims(table.slot[rows] >= 0, EVERY)
         watch.time("evict_token", lambda dying=dying: table.evict_token(rows, dying))
-        watch.time("rebuild_map", lambda: table.rebuild_map(rows))
         made = watch.time(f"plan {packing}", lambda: plan(table, rows, options))
         moves = (made.rows, made.source, made.target, made.token, made.count)
         counted, freed = watch.time("apply_moves", lambda moves=moves: table.apply_moves(*moves))

@@ -55,7 +55,7 @@ def measure(model: LoadedModel, case: str, budget: float, args: argparse.Namespa
     engine = Engine(model, config, POLICIES[policy]() if policy else None)
     batch = min(args.requests, args.max_running)
     engine.warm_up(args.input + args.output, batch)
-    run(engine, 2, args.input, 20)  # of two lengths in flight: compiles what reads a prompt beside what decodes
+    run(engine, 2 + args.chunk // args.input, args.input, 20)  # one more than share a step: compiles a chunk beside what decodes
     engine.concurrency_peak = 0
     seconds, records, times = run(engine, args.requests, args.input, args.output)
     gaps = [b - a for each in times for a, b in itertools.pairwise(each)]

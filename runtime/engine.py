@@ -203,7 +203,7 @@ class Engine:
         masses: list[Tensor] = []
         learning: list[Sequence] = []
         learned: list[Sequence] = []
-        for seqs, one in zip([decode] * bool(decode) + [[seq] for seq in prefill], made, strict=True):
+        for seqs, one in made:
             flight.ran += [(seq.held_row, seq, one.logits is not None) for seq in seqs]
             self._keep(seqs, one)
             if one.learned:
@@ -220,7 +220,7 @@ class Engine:
                 self.worker.freeze(seq.held_row)
                 flight.failed.append((seq, self.book.blame(seq, failed[seq.held_row], flight.step)))
 
-    def _keep(self, seqs: list[Sequence], made: Decoded) -> None:
+    def _keep(self, seqs: Seq[Sequence], made: Decoded) -> None:
         for i, seq in enumerate(seqs):
             if seq.params.logits and made.logits is not None:
                 seq.logits.append(made.logits[i].to(torch.float32, copy=True))

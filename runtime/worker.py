@@ -66,13 +66,13 @@ class Worker:
         self.send = Sender(device)
         if self.kernels:
             model.fuse()
-        self.graphs = WorkerGraphs(self) if graphs else None
         if config.capture_policy and policy is None:
             raise ConfigError("capture_policy=True: there is no policy whose calls could be captured; leave it off")
         if config.capture_policy and not graphs:
             raise ConfigError(
                 "capture_policy=True: only CUDA graphs hold a policy's calls; use a GPU with cuda_graphs=True, or leave it off"
             )
+        self.graphs = WorkerGraphs(self) if graphs else None
 
     def _rows(self, seqs: Seq[Sequence]) -> Tensor:
         """int64 [B]."""
@@ -138,23 +138,25 @@ class Worker:
 
     # -- forward passes -------------------------------------------------------------------------------------------------
 
-    def forward(self, decode: Seq[Sequence], chunks: Seq[tuple[Sequence, int]], width: int) -> list[Decoded]:
+    def forward(self, decode: Seq[Sequence], chunks: Seq[tuple[Sequence, int]], width: int) -> list[tuple[Seq[Sequence], Decoded]]:
         """One token for each request of `decode`, whose count is 0 where its row has stopped, and chunks: requests with the end of each.
 
-        Returns what the decoding requests gave, if there are any, and then each chunk. mass: [B, width].
+        Returns the decoding requests, if there are any, and then the one of each chunk, with what they gave. mass: [B, width].
         """
-        groups = [decode] if decode else []
+        groups: list[Seq[Sequence]] = [decode] if decode else []
         groups += [[seq] for seq, _ in chunks]
-        if self.graphs is not None and not chunks and not any(seq.params.record for seq in decode):
+        record = any(seq.params.record for seq in decode)
+        if self.graphs is not None and not chunks and not record:
             made = [self.graphs.decode(tuple(seq.held_row for seq in decode))]
         else:
-            parts = [self._decode_part(self._padded(decode), width, record=any(seq.params.record for seq in decode))] if decode else []
+            parts = [self._decode_part(self._padded(decode), width, record=record)] if decode else []
             made = self._run([*parts, *(self._chunk_part(seq, end, width) for seq, end in chunks)], width)
-            made = [one.first(len(seqs)) for seqs, one in zip(groups, made, strict=True)]
+            made[: len(parts)] = [one.first(len(decode)) for one in made[: len(parts)]]
         for seqs, one in zip(groups, made, strict=True):
             self._sample(seqs, one)
             self.main_operation()
-        return [one if one.mass is None else replace(one, mass=one.mass[:, :width]) for one in made]
+        made = [one if one.mass is None else replace(one, mass=one.mass[:, :width]) for one in made]
+        return list(zip(groups, made, strict=True))
 
     def decode_rows(self, rows: Tensor, width: int) -> Decoded:
         """The part of `forward` that a graph can hold: rows int64 [B]; padded ones name the trash row."""
@@ -204,10 +206,11 @@ class Worker:
     def _sample(self, seqs: Seq[Sequence], made: Decoded) -> None:
         """Choose the tokens of rows that have logits, and see who stops."""
         rows, count, token = made.rows, made.count, made.chosen
-        if made.logits is None or token is None:
+        if made.logits is None:
             self.made[rows, RAN] = count
             self.made[rows, BAD_LAYER] = made.bad_layer
             return
+        assert token is not None
         if any(seq.params.draws for seq in seqs):
             seeds = self.send(tuple(seq.seed for seq in seqs))
             token = sample(made.logits.float(), [seq.params for seq in seqs], seeds, self.table.length[rows])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .config import ConfigError
 from .decoded import Decoded
-from .graphs import BATCHES, Graphs, bucket
+from .graphs import Graphs, bucket
 from .policy_runner import PolicyRunner
 from .token_table import PAD
 
@@ -24,12 +24,12 @@ class WorkerGraphs:
 
     def __init__(self, worker: Worker) -> None:
         self.worker, self.table = worker, worker.table
-        self.captured = worker.config.capture_policy and worker.runner is not None
-        self.learns = self.captured and worker.runner is not None and worker.runner.learns
+        self.captured = worker.config.capture_policy
+        self.learns = self.captured and self._runner.learns
         self._decode = Graphs(worker.table, self._decode_rows)
         self._evict = Graphs(worker.table, worker.ask_and_evict)
         self._record = Graphs(worker.table, lambda rows: worker.record_by_kernel())
-        self._compared: dict[str, set[int]] = {"sync_new_tokens": set(), "evict_token": set()}  # batch sizes at which a policy's call was
+        self._compared: set[tuple[str, int, int]] = set()  # a policy's call, the table's generation and the batch size, once compared
         if self.captured:
             self._try_capture()
 
@@ -66,9 +66,9 @@ class WorkerGraphs:
 
     def _first_time(self, call: str, rows: tuple[int, ...]) -> bool:
         """Is this the first batch of its size, at which a graph's answer is compared with the policy's own?"""
-        known, size = self._compared[call], bucket(len(rows))
-        first = size not in known
-        known.add(size)
+        key = call, self.table.generation, bucket(len(rows))
+        first = key not in self._compared
+        self._compared.add(key)
         return first
 
     @property
@@ -122,4 +122,4 @@ class WorkerGraphs:
 
 def sizes_up_to(batch: int) -> list[int]:
     """The batch sizes that up to so many rows are padded to."""
-    return sorted({bucket(n) for n in (*(b for b in BATCHES if b <= batch), batch)})
+    return sorted({bucket(n) for n in range(1, batch + 1)})

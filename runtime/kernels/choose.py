@@ -1,4 +1,4 @@
-"""The greedy choice, and whether all of a row's logits are finite: one pass over [B, V]. Twin of `Worker._decoded`."""
+"""The greedy choice, and whether all of a row's logits are finite: one pass over [B, V]. Twin of `StepContext.choose`."""
 
 from __future__ import annotations
 

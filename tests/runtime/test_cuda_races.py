@@ -225,6 +225,15 @@ def test_graphs_change_nothing_at_any_batch_size(model: Tiny, policy: EvictionPo
     assert_same(run(model, policy, prompts, 24, capture_policy=True, **options), eager)
 
 
+@pytest.mark.parametrize("policy", [H2O(), StreamingLLM()], ids=["h2o", "streaming_llm"])
+@pytest.mark.parametrize("capture", [False, True])
+def test_graphs_made_ready_before_the_first_request_change_nothing(model: Tiny, policy: EvictionPolicy, capture: bool) -> None:
+    prompts = [prompt(i, 30 + 7 * i) for i in range(9)]
+    options: dict[str, Any] = {"pool_blocks": 400, "max_running": 9, "evict": EvictOptions("chunk", 3), "capture_policy": capture}
+    cold = run(model, policy, prompts, 24, **options)
+    assert_same(run(model, policy, prompts, 24, before=lambda engine: engine.warm_up(120), **options), cold)
+
+
 @pytest.mark.parametrize("policy", [None, H2O()], ids=["native", "h2o"])
 def test_slots_that_nobody_owns_keep_what_is_in_them(model: Tiny, policy: EvictionPolicy | None) -> None:
     """Padded rows write nowhere, above all not to the pool's last slot."""

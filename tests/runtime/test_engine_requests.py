@@ -284,6 +284,16 @@ def test_a_prompt_that_holds_no_ids_is_refused(ids: Any) -> None:
         engine(pool_blocks=20).add_request(ids)
 
 
+@pytest.mark.parametrize("batch", [1, 3, 8, 65, 700])
+def test_graphs_are_made_ready_for_every_batch_up_to_the_largest(batch: int) -> None:
+    from vtoken_sdk.runtime.graphs import bucket
+    from vtoken_sdk.runtime.worker_graphs import sizes_up_to
+
+    sizes = sizes_up_to(batch)
+    assert all(bucket(n) in sizes for n in range(1, batch + 1))
+    assert sizes[-1] == bucket(batch)
+
+
 def test_warm_up_makes_room_and_changes_nothing() -> None:
     config = EngineConfig(pool_blocks=64, max_running=4, chunk=16, budget=0.5, evict=EvictOptions("chunk", 2))
     prompts, params = [prompt(i, 40) for i in range(3)], SamplingParams(max_tokens=8)

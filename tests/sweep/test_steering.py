@@ -71,7 +71,7 @@ if self.crash:
 """
     write_policy("mine", body, options="crash: bool | None = None")
     for crash, code in (("true", 3), ("false", 0)):
-        args = (*SMALL, "policy=./mine.py", f"option.crash={crash}", "runtime=naive", "evict.every=0", "requests=1", "dir=out")
+        args = (*SMALL, "policy=./mine.py", f"option.crash={crash}", "runtime=naive", "evict.every=0", "dir=out")
         assert vtoken_sweep(*args).code == code
         Path("child").unlink()
     locks = list(Path("out/jobs").glob("*/.lock"))

@@ -11,7 +11,7 @@ from vtoken_sdk.paper import Range
 
 Unit = Literal["%", "share", "requests", "times", "ms", "MB", "nats", "figure"]
 FORMATS: dict[str, str] = {
-    "%": "{:+.1f} %", "share": "{:.3f}", "requests": "{:,.0f}", "times": "{:.2f} x", "ms": "{:.3g} ms", "MB": "{:,.1f} MB",
+    "%": "{:+.1f} %", "share": "{:.3f}", "requests": "{:,.0f}", "times": "{:.2f} x", "ms": "{:,.2f} ms", "MB": "{:,.1f} MB",
     "nats": "{:.3f} nats", "figure": "{:.3f}",
 }  # fmt: skip
 

@@ -92,7 +92,10 @@ def over_seeds(values: Sequence[float | None]) -> tuple[float | None, str]:
     estimate = Estimate.of(values)
     if estimate is None:
         return None, "nothing to compare with finished"
-    return estimate.mean, f"{estimate.n} seeds: ±{estimate.half:.2g} (95 %)" if estimate.half is not None else ""
+    return (
+        estimate.mean,
+        f"{estimate.n} seeds: ±{estimate.half:.{1 if estimate.half >= 1 else 3}f} (95 %)" if estimate.half is not None else "",
+    )
 
 
 def where(runs: Sequence[Run]) -> str:

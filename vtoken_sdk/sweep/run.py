@@ -145,6 +145,8 @@ def serve(
     if engine.reads_future:
         folder.say("running", phase="full cache", share=0.0)
         params = look_ahead(engine.model, engine.config, workload.prompts, params)
+    longest = max(len(prompt) + n for prompt, n in zip(workload.prompts, workload.output_lengths, strict=True))
+    engine.warm_up(longest, min(len(params), job.max_running))
     client = Client(engine, workload, params, max_concurrency=job.max_concurrency, step_ms=job.step_ms)
     if job.num_warmups:
         folder.say("running", phase="warm-up", share=0.0)

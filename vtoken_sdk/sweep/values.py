@@ -31,7 +31,7 @@ def as_number(value: object) -> object:
 
 
 def _size(value: object) -> object:
-    """16k -> 16384, 1m -> 1048576, 1.5k -> 1536; anything else as `_number`."""
+    """16k -> 16384, 1m -> 1048576, 1.5k -> 1536; anything else as `as_number`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([km])", value.strip().lower()) if isinstance(value, str) else None
     if match is None:
         return as_number(value)
