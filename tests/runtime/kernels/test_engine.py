@@ -26,8 +26,8 @@ def run(kernels: Any, runtime: Any, architecture: str, policy: EvictionPolicy | 
         runtime=runtime, pool_blocks=12, chunk=16, prefill_tokens=32, evict=evict, kernels=kernels, max_running=2, poison=True
     )
     engine = Engine(tiny(architecture, **ONE_LAYER).served, config, policy)
-    forced = [SamplingParams(forced=tuple(prompt(9 + i, 6))) for i in range(2)]
-    return drive(engine, [prompt(0, 30), prompt(1, 7)], forced)
+    forced = [SamplingParams(forced=tuple(prompt(9 + i, 4))) for i in range(4)]
+    return drive(engine, [prompt(0, 7), prompt(1, 9), prompt(2, 11), prompt(3, 30)], forced)
 
 
 @pytest.mark.parametrize(
