@@ -33,19 +33,21 @@ def peak_blocks(config: EngineConfig, prompt: int, total: int, evicts: bool) -> 
 
 
 def settled_blocks(config: EngineConfig, prompt: int, total: int, evicts: bool) -> int:
-    """Blocks that a request holds while it decodes, as far as the runtime promises: for the estimate in reports."""
+    """Blocks that a request comes to hold as it decodes, as far as the runtime promises: for the estimate in reports."""
     size = config.slots_per_block
-    live = min(total, prompt)
-    keeps_prompt = config.evict.prefill == "never" or (config.runtime == "refill" and config.evict.prefill == "end")
-    if reuses_dead_slots(config, evicts) and not keeps_prompt:
-        every = config.evict.every or total
-        extra = config.chunk if config.runtime == "refill" else min(every, max(0, total - prompt))
-        live = min(total, config.budget_of(prompt) + extra)
+    live = total
+    if reuses_dead_slots(config, evicts):
+        if config.evict.prefill == "never" or (config.runtime == "refill" and config.evict.prefill == "end"):
+            live = min(total, prompt)  # whose dead slots are filled before anything grows
+        else:
+            every = config.evict.every or total
+            extra = config.chunk if config.runtime == "refill" else min(every, max(0, total - prompt))
+            live = min(total, config.budget_of(prompt) + extra)
     return min(_ceil(live, size) + 1, _ceil(total, size))
 
 
 def concurrent_requests(config: EngineConfig, prompt: int, max_tokens: int, pool_blocks: int, evicts: bool) -> int:
-    """Estimate: how many equal requests run at once, all but the last settled, the last at its peak.
+    """Estimate: how many equal requests run at once, none preempted: all but the last settled, the last at its peak.
 
     pool_blocks: blocks of `block_size` tokens, whatever the runtime's own block is.
     """
@@ -54,4 +56,4 @@ def concurrent_requests(config: EngineConfig, prompt: int, max_tokens: int, pool
     peak, settled = peak_blocks(config, prompt, total, evicts), settled_blocks(config, prompt, total, evicts)
     if peak > blocks:
         return 0
-    return 1 + (blocks - peak) // max(settled, 1)
+    return 1 + (blocks - max(peak, settled)) // max(settled, 1)

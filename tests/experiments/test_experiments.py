@@ -14,7 +14,7 @@ import yaml
 from rich.console import Console
 
 from tests.sweep.conftest import Sweep
-from vtoken_sdk.experiments import EXPERIMENTS, Finding, Range, load_runs
+from vtoken_sdk.experiments import EXPERIMENTS, Finding, Range, Run, capacity, load_runs
 from vtoken_sdk.metrics import COLUMNS
 from vtoken_sdk.paper import CAPACITY, HOOKS, RETAINED_BLOCKS, THROUGHPUT, UTILIZATION
 from vtoken_sdk.runtime.capacity import peak_blocks
@@ -315,3 +315,13 @@ def test_overhead_is_a_share_of_natives_time(tmp_path: Path) -> None:
     gap, time = EXPERIMENTS["overhead"](table(tmp_path, rows)).findings
     assert gap.measured == time.measured == pytest.approx(1.0)
     assert gap.note == "2 seeds: ±6.4 (95 %)"
+
+
+@pytest.mark.parametrize(
+    ("fitting", "tried", "frontier"), [((2,), (2, 8), (2, 8)), ((2, 3), (2, 3, 4), (3, 4)), ((2, 4), (2, 4), (4, None)), ((), (3,), (0, 3))]
+)
+def test_a_frontier_knows_the_first_number_that_does_not_fit(
+    fitting: tuple[int, ...], tried: tuple[int, ...], frontier: tuple[int, int | None]
+) -> None:
+    runs = [Run({"requests": n, "concurrency_peak": n, "preemptions": int(n not in fitting), "cut_short": 0}, Path()) for n in tried]
+    assert capacity.frontier(runs) == frontier

@@ -24,6 +24,7 @@ from vtoken_sdk.report.parts import (
     trust,
 )
 from vtoken_sdk.report.stats import student_t
+from vtoken_sdk.report.verdict import caveats
 
 from .made import FIVE, row, view
 
@@ -199,3 +200,9 @@ def test_blocks_retained_and_waste_are_a_table_beside_their_curves(tmp_path: Pat
     assert cell(table, "waste F", "naive").text == f"{1 - 500 / 990:.1%}"
     assert part.panels
     assert "steps.parquet is missing" in over_steps.part(view(tmp_path / "b", *FIVE, steps=0)).reason
+
+
+def test_requests_that_lost_their_blocks_are_told_of() -> None:
+    rows = [row("native", preemptions=3), row("vtoken", preemptions=0)]
+    assert any("began again (3 under native)" in note for note in caveats(rows))
+    assert not any("began again" in note for note in caveats(rows[1:]))

@@ -8,6 +8,7 @@ import pytest
 
 from vtoken_sdk.policies.random import Random
 from vtoken_sdk.runtime import EngineConfig, EvictOptions, ReclaimOptions, RequestRejected, SamplingParams
+from vtoken_sdk.runtime.capacity import concurrent_requests
 
 from .oracles import make_engine, prompt, small, step_audited
 
@@ -30,6 +31,13 @@ def test_the_estimate_is_what_the_engine_reaches(runtime: Any, prefill: Any) -> 
         step_audited(engine)
     assert abs(engine.concurrency_peak - estimate) <= 1
     assert {output.finish_reason for output in engine.outputs.values()} == {"length"}
+
+
+def test_the_estimate_counts_what_is_generated() -> None:
+    """32 blocks a request at its end, of which 64 hold two; with a budget of 32 tokens, a few blocks do."""
+    assert concurrent_requests(EngineConfig(runtime="native"), 64, 448, 64, evicts=False) == 2
+    assert concurrent_requests(EngineConfig(runtime="naive", budget=32), 64, 448, 64, evicts=True) == 2  # promises nothing
+    assert concurrent_requests(EngineConfig(runtime="vtoken", budget=32), 64, 448, 64, evicts=True) > 10
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,14 @@ def caveats(rows: Sequence[Row]) -> list[str]:
     if any(r["weights"] == "dummy" for r in rows):
         notes.append("dummy weights: random values, so nothing here says how good the text is")
     if any(r["device"] == "cpu" for r in rows):
-        notes.append("CPU timing, one run a job: only large ratios mean anything")
+        once = ", one run a job" if len({r["seed"] for r in rows}) == 1 else ""
+        notes.append(f"CPU timing{once}: only large ratios mean anything")
+    preempted = {
+        name: sum(r["preemptions"] or 0 for r in rows if r["runtime"] == name) for name in dict.fromkeys(r["runtime"] for r in rows)
+    }
+    if any(preempted.values()):
+        told = ", ".join(f"{n} under {name}" for name, n in preempted.items() if n)
+        notes.append(f"requests lost their blocks to others and began again ({told}): 'at once' counts them")
     if judged := [r["judged"] for r in rows if r["judged"] is not None]:
         notes.append(f"quality is judged on {min(judged)} tokens: small differences are chance")
     if any(r[f"{suite}_items"] is not None for suite in ("needle", "needle4", "longbench") for r in rows) or judged:
