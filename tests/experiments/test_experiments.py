@@ -98,6 +98,9 @@ def test_overhead(vtoken_sweep: Sweep) -> None:
         assert "CPU times of one machine; dummy weights" in hooks["note"]
     assert only(told, "planner, a step", "vtoken, h2o")["measured"] > 0
     assert only(told, "bytes moved", "vtoken, h2o")["measured"] > 0
+    seeds = {job["job"]: job["seed"] for job in json.loads(Path("out/plan.json").read_text())["jobs"]}
+    ran = [seeds[json.loads(line)["job"]] for line in Path("out/jobs.jsonl").read_text().splitlines()]
+    assert ran == sorted(ran)  # a machine's drift then meets all that is paired alike
 
 
 def test_ablation(vtoken_sweep: Sweep) -> None:

@@ -52,6 +52,8 @@ def print_comparison(console: Console, rows: Sequence[Row]) -> None:
             console.print(Text(f"failed: {name} (jobs/{row['job']}): {row['error']}", style="red"))
     for sentence in verdict(rows):
         console.print(Text(sentence))
+    if len({row["seed"] for row in done}) > 1:
+        console.print(Text("Each seed has a row of its own here; means over the seeds, with intervals, are in the report."))
     if done and caveats(done):
         console.print(Text(f"Note: {'; '.join(caveats(done))}.", style="yellow"))
 

@@ -42,9 +42,12 @@ class Runner:
         return " Jobs that run on the cluster go on to their end; those that wait there end at once." if self.how.elsewhere else ""
 
     def prepare(self, plan: Plan) -> list[Job]:
-        """The jobs to run, their old files gone; says what is planned."""
+        """The jobs to run, their old files gone; says what is planned.
+
+        Seed by seed: a machine that gets slower meanwhile then slows all that is compared within a seed alike.
+        """
         states = {job.id: JobFolder(self.folder / "jobs" / job.id).state for job in plan.jobs}
-        todo = [job for job in plan.jobs if runs(states[job.id], self.how.rerun)]
+        todo = sorted((job for job in plan.jobs if runs(states[job.id], self.how.rerun)), key=lambda job: job.seed)
         for job in todo:
             forget(self.folder / "jobs" / job.id)
         self.say(headline(plan, states, self.how.rerun, self.folder))
