@@ -30,7 +30,10 @@ class PolicyFacts:
 
 @dataclass(frozen=True)
 class Plan:
-    """The jobs in the order of running, runtimes innermost. axes: the keys with several values. notes: for the user to read."""
+    """The jobs as tables list them, runtimes innermost; they run seed by seed. axes: the keys with several values.
+
+    notes: for the user to read.
+    """
 
     jobs: tuple[Job, ...]
     axes: Mapping[str, list[Value]]
