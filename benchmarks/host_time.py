@@ -111,6 +111,7 @@ def main() -> None:
     cases: list[tuple[str, EvictionPolicy | None, int, bool]] = [
         ("native", None, 16, False),
         ("hooks only", Full(), 16, False),
+        ("hooks only, captured", Full(), 16, True),
         ("h2o, every 16", H2O(), 16, False),
         ("h2o, every 16, captured", H2O(), 16, True),
         ("h2o, every step, captured", H2O(), 1, True),

@@ -21,7 +21,7 @@ from measure import ROOT, write
 
 POOLS = {"mistral-7b": 5427, "llama-3.1-8b": 11519}
 CAPACITY = {"mistral-7b": ((5, 6), (10, 11)), "llama-3.1-8b": ((11, 12), (22, 23))}  # requests tried: native, vtoken
-LOADS = {"mistral-7b": ("requests=20", "request_rate=1,inf"), "llama-3.1-8b": ("requests=26", "request_rate=inf")}
+LOADS = {"mistral-7b": ("requests=20", "request_rate=1,inf"), "llama-3.1-8b": ("requests=26", "request_rate=1,inf")}
 COLUMNS = (
     "job", "status", "runtime", "policy", "budget", "seed", "requests", "request_rate", "concurrency_peak", "preemptions", "cut_short",
     "blocks_held", "blocks_ideal", "utilization", "waste", "kept", "output_tok_s", "ttft_ms_p50", "itl_ms_p50", "itl_ms_p95", "plan_ms",
