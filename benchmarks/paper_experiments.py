@@ -38,8 +38,10 @@ def options(experiment: str, model: str) -> list[str]:
         tried = [f"runtime=native requests={n}" for n in native] + [f"runtime=vtoken requests={n}" for n in vtoken]
         return ["evict.prefill=chunk", "runtime=native", "requests=1", f"vary={tried}"]
     if experiment == "throughput":
-        policies = "policy=streaming_llm,h2o"
-        return [policies, "evict.prefill=chunk", "runtime=native,vtoken", "output_tokens=256", "num_warmups=2", *LOADS[model]]
+        # Attention mass makes h2o's chunks a fifth slower, and the tokens beside them: chunks a quarter shorter make up for it.
+        tried = ["runtime=native", "runtime=vtoken policy=streaming_llm", "runtime=vtoken policy=h2o chunk=1536"]
+        same = ["evict.prefill=chunk", "runtime=native", "output_tokens=256", "num_warmups=2", *LOADS[model]]
+        return [*same, f"vary={tried}"]
     return ["seed=0,1", "num_warmups=2"]  # overhead
 
 

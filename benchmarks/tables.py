@@ -105,19 +105,13 @@ def runtimes() -> str:
         figures = [f"{made[k]:,.1f}" for k in ("output_tok_s", "itl_ms_p50", "itl_ms_p95", "blocks_held")]
         rows.append([policy or "-", budget or "-", runtime, str(made["concurrency"]), *figures, f"{made['waste']:.1%}",
                      f"{made['bytes_moved'] / 1e9:.2f}"])  # fmt: skip
-    head = [
-        "policy",
-        "budget",
-        "runtime",
-        "requests at once",
-        "output tok/s",
-        "ITL p50, ms",
-        "ITL p95, ms",
-        "blocks held",
-        "waste",
-        "GB moved",
-    ]
-    return table(head, rows)
+    shown = ["requests at once", "output tok/s", "ITL p50, ms", "ITL p95, ms", "blocks held", "waste", "GB moved"]
+    return table(["policy", "budget", "runtime", *shown], rows)
+
+
+def offload() -> str:
+    rows = [[name, f"{made['ms']:,.1f}", f"{made['GB_s']:.1f}"] for name, made in results("offload_h200").items()]
+    return table(["", "ms", "GB/s"], rows)
 
 
 PAPER_MODELS = ("mistral-7b", "llama-3.1-8b")
@@ -160,7 +154,7 @@ def _range(one: dict[str, Any]) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "steps": steps, "pools": pools, "attention": attention, "moves": moves, "host": host, "reclaim": reclaim,
-    "prefill": prefill, "runtimes": runtimes, "paper": paper,
+    "prefill": prefill, "runtimes": runtimes, "offload": offload, "paper": paper,
 }  # fmt: skip
 
 

@@ -288,6 +288,19 @@ def test_throughput_counts_only_loads_within_the_limit(tmp_path: Path) -> None:
     assert [p["within"] for p in outcome.detail["points"]] == [True, True, False, True, True, False]
 
 
+def test_throughput_lets_a_runtime_read_prompts_in_chunks_of_its_own(tmp_path: Path) -> None:
+    def row(runtime: str, chunk: int, tokens: float) -> dict[str, Any]:
+        policy = {"policy": "h2o", "budget": 0.5} if runtime == "vtoken" else {}
+        return {"runtime": runtime, "chunk": chunk, "requests": 4, **policy, "output_tok_s": tokens, "itl_ms_p95": 8.0}
+
+    other = EXPERIMENTS["throughput"](table(tmp_path / "other", [row("native", 2048, 100), row("vtoken", 1536, 120)])).findings
+    assert [f.measured for f in other[:2]] == pytest.approx([20.0, 20.0])
+    assert "1536" in other[0].setting
+    rows = [row("native", 2048, 100), row("native", 1536, 150), row("vtoken", 1536, 120)]
+    same = EXPERIMENTS["throughput"](table(tmp_path / "same", rows)).findings
+    assert [f.measured for f in same[:2]] == pytest.approx([-20.0, -20.0])
+
+
 def test_throughput_compares_the_same_seeds_and_claims_nothing_without_gaps(tmp_path: Path) -> None:
     """Seed 1 of native failed: vtoken's, which is fast there, has nothing to stand beside."""
 

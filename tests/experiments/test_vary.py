@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from vtoken_sdk.sweep.axes import axes_of
+from vtoken_sdk.sweep.check import plan_sweep
 from vtoken_sdk.sweep.plan import Plan, PolicyFacts, make_plan
 from vtoken_sdk.sweep.settings import flatten, shipped_text
 from vtoken_sdk.sweep.values import UsageError
@@ -28,6 +29,14 @@ def test_each_variation_is_a_job_and_what_does_not_apply_makes_none() -> None:
 def test_another_block_size_keeps_the_pools_memory() -> None:
     jobs = plan(runtime="native", pool_blocks=100, vary=["block_size=64", "block_size=8", "block_size=8 pool_blocks=7"]).jobs
     assert [(j.block_size, j.pool_blocks) for j in jobs] == [(64, 25), (8, 200), (8, 7)]
+
+
+def test_a_variation_may_name_a_policy_of_its_own() -> None:
+    changes = ["runtime=native", "runtime=vtoken policy=random chunk=64"]
+    flat = flatten(yaml.safe_load(shipped_text())) | {"policy": "h2o", "runtime": "vtoken", "vary": changes}
+    made = plan_sweep([axes_of(flat)], elsewhere=False)
+    assert [(j.runtime, j.policy, j.chunk) for j in made.jobs] == [("native", None, 2048), ("vtoken", "random", 64)]
+    assert made.name == "h2o-random"
 
 
 @pytest.mark.parametrize(

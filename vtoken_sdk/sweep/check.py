@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from .job import Job
-from .plan import Plan, PolicyFacts, joined, make_plan
+from .plan import Plan, PolicyFacts, joined, make_plan, policies_of
 from .values import UsageError, Value
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def plan_sweep(axes: Sequence[Mapping[str, list[Value]]], elsewhere: bool) -> Pl
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            plan = joined([make_plan(grid, {str(spec): policy_facts(str(spec)) for spec in grid["policy"]}) for grid in axes])
+            plan = joined([make_plan(grid, {spec: policy_facts(spec) for spec in policies_of(grid)}) for grid in axes])
             trial = Trial(elsewhere)
             for job in plan.jobs:
                 trial.make(job)

@@ -46,8 +46,18 @@ class Plan:
     experiment: str | None = None
 
 
+def policies_of(axes: Mapping[str, list[Value]]) -> list[str]:
+    """As the axis names them, and then as variations do."""
+    base = {key: values[0] for key, values in axes.items()}
+    changes = [varied(str(vary), base) for vary in axes.get("vary", [])]
+    return list(dict.fromkeys(str(spec) for spec in (*axes["policy"], *(c["policy"] for c in changes if "policy" in c))))
+
+
 def make_plan(axes: Mapping[str, list[Value]], policies: Mapping[str, PolicyFacts]) -> Plan:
-    """Every combination once; jobs that differ only in what does not apply to them are one job. Raises UsageError."""
+    """Every combination once; jobs that differ only in what does not apply to them are one job. Raises UsageError.
+
+    policies: facts of all that `policies_of` names.
+    """
     notes = check_options(axes, policies)
     order = sorted(
         (k for k in axes if k not in SWEEP_KEYS), key=lambda k: (k == "runtime", list(JOB_KEYS).index(k) if k in JOB_KEYS else 0)
@@ -66,7 +76,7 @@ def make_plan(axes: Mapping[str, list[Value]], policies: Mapping[str, PolicyFact
         )
         jobs.setdefault(job.id, job)
     sweep: dict[str, Any] = {field_name(key): axes[key][0] for key in SWEEP_KEYS if key != "dir" and key not in STEER_KEYS}
-    sweep["name"] = sweep["name"] or _name([str(p) for p in axes["policy"]])
+    sweep["name"] = sweep["name"] or _name(policies_of(axes))
     return Plan(tuple(jobs.values()), {k: v for k, v in axes.items() if len(v) > 1}, tuple(notes), **sweep)
 
 
