@@ -17,3 +17,8 @@ def use_kernels(wanted: Kernels, device: torch.device) -> bool:
     if wanted == "triton" and device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise ConfigError("kernels=triton: the model is on the CPU; use kernels=auto, or set TRITON_INTERPRET=1 to interpret them (slow)")
     return wanted == "triton" or (wanted == "auto" and device.type == "cuda")
+
+
+def capability(device: torch.device) -> tuple[int, int] | None:
+    """(9, 0) for an H100 or H200; None where kernels are interpreted."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None

@@ -11,7 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import capability
 from .decode_attention import _tanh
+
+Launch = tuple[int, int, int, int]  # queries and keys a tile, warps, stages
+ATTEND: Launch = 128, 64, 4, 3  # on Hopper
+MASS: Launch = 64, 64, 4, 3
 
 
 @triton.jit
@@ -50,6 +55,10 @@ def _attend(
     total = tl.zeros((M,), tl.float32)
     acc = tl.zeros((M, D_PAD), tl.float32)
     end = tl.minimum(past + (block + 1) * M, n)
+    # The scale comes after the maximum (it is positive), so that it and the subtraction are one operation.
+    to_log2 = scale
+    if SOFTCAP:
+        to_log2 = 1.4426950408889634
     # Up to here every query of the block sees every key, unless a window or a replay hides some.
     clear = 0
     if not (WINDOW or REPLAY):
@@ -63,11 +72,11 @@ def _attend(
             else:
                 k = tl.load(keys + at, mask=(d < D)[None, :], other=0.0)
                 v = tl.load(values + at, mask=(d < D)[None, :], other=0.0)
-            s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+            s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
             if SOFTCAP:
-                s = _tanh(s / softcap) * softcap * 1.4426950408889634
-            now = tl.maximum(peak, tl.max(s, 1))
-            p = tl.exp2(s - now[:, None])
+                s = _tanh(s * scale / softcap) * softcap
+            now = tl.maximum(peak, tl.max(s, 1) * to_log2)
+            p = tl.exp2(s * to_log2 - now[:, None])
             shrink = tl.exp2(peak - now)
             total = total * shrink + tl.sum(p, 1)
             acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
@@ -78,13 +87,13 @@ def _attend(
         inside = (i < n)[:, None] & (d < D)[None, :]
         k = tl.load(keys + at, mask=inside, other=0.0)
         v = tl.load(values + at, mask=inside, other=0.0)
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if SOFTCAP:
-            s = _tanh(s / softcap) * softcap * 1.4426950408889634
+            s = _tanh(s * scale / softcap) * softcap
         s = tl.where(_hidden(i, past, j, start, ids, died_at, n, WINDOW, REPLAY, window), float("-inf"), s)
-        now = tl.maximum(peak, tl.max(s, 1))
+        now = tl.maximum(peak, tl.max(s, 1) * to_log2)
         safe = tl.where(now == float("-inf"), 0.0, now)
-        p = tl.exp2(s - safe[:, None])
+        p = tl.exp2(s * to_log2 - safe[:, None])
         shrink = tl.exp2(peak - safe)
         total = total * shrink + tl.sum(p, 1)
         acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
@@ -105,7 +114,7 @@ def _weights(query, lse, k, first, head, i, past, start, ids, died_at, n, n_quer
     """fp32 [M, keys]: the attention weights of queries first .. first + M - 1."""
     j = first + tl.arange(0, M)
     d = tl.arange(0, D_PAD)
-    at = query + j.to(tl.int64)[:, None] * query_token + head * query_head + d[None, :]
+    at = query + first.to(tl.int64) * query_token + head * query_head + (tl.arange(0, M)[:, None] * query_token + d[None, :])
     if SOME_HIDDEN:
         q = tl.load(at, mask=(j < n_queries)[:, None] & (d < D)[None, :], other=0.0)
         whole = tl.load(lse + head.to(tl.int64) * n_queries + j, mask=j < n_queries, other=float("inf"))
@@ -150,28 +159,26 @@ def _received(
     if WINDOW or REPLAY or (block + 1) * N > n:
         clear = n_queries
     clear = tl.minimum(clear, n_queries)
-    for r in range(R):
-        head = h * R + r
-        for first in range(begin, clear, M):
-            received += _weights(query, lse, k, first, head, i, past, start, ids, died_at, n, n_queries, scale, softcap, window,
-                                 query_token, query_head, D, D_PAD, M, WINDOW, REPLAY, SOFTCAP, PRECISION, True)  # fmt: skip
-        for first in range(clear, whole_end, M):
-            received += _weights(query, lse, k, first, head, i, past, start, ids, died_at, n, n_queries, scale, softcap, window,
-                                 query_token, query_head, D, D_PAD, M, WINDOW, REPLAY, SOFTCAP, PRECISION, False)  # fmt: skip
-        for first in range(tl.maximum(clear, whole_end), n_queries, M):
-            received += _weights(query, lse, k, first, head, i, past, start, ids, died_at, n, n_queries, scale, softcap, window,
-                                 query_token, query_head, D, D_PAD, M, WINDOW, REPLAY, SOFTCAP, PRECISION, True)  # fmt: skip
+    # All heads in one loop, so that loads run ahead of it without a pause.
+    for t in range(R * (tl.maximum(whole_end - clear, 0) // M)):
+        received += _weights(query, lse, k, clear + t // R * M, h * R + t % R, i, past, start, ids, died_at, n, n_queries, scale, softcap,
+                             window, query_token, query_head, D, D_PAD, M, WINDOW, REPLAY, SOFTCAP, PRECISION, False)  # fmt: skip
+    hidden = tl.cdiv(clear - begin, M)  # blocks of queries before and after those, of which some see some keys only
+    for t in range(R * (hidden + tl.cdiv(tl.maximum(n_queries - tl.maximum(clear, whole_end), 0), M))):
+        first = tl.where(t // R < hidden, begin, tl.maximum(clear, whole_end) - hidden * M) + t // R * M
+        received += _weights(query, lse, k, first, h * R + t % R, i, past, start, ids, died_at, n, n_queries, scale, softcap, window,
+                             query_token, query_head, D, D_PAD, M, WINDOW, REPLAY, SOFTCAP, PRECISION, True)  # fmt: skip
     tl.store(part + h.to(tl.int64) * part_head + i, tl.sum(received, 0) * share, mask=i < n)
 
 
-def _launch(head_dim: int, dtype: torch.dtype, device: torch.device) -> tuple[int, int, int, int]:
-    """Queries and keys a tile, warps, stages."""
+def _launch(head_dim: int, dtype: torch.dtype, device: torch.device, on_hopper: Launch) -> Launch:
+    """on_hopper: as measured there for half precision and heads of up to 128."""
     if dtype == torch.float32:
         return 32, 32, 4, 1
-    hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
     if triton.next_power_of_2(head_dim) > 128:
         return 64, 32, 4, 2
-    return (128, 64, 4, 2) if hopper else (64, 64, 4, 2)
+    made_for = capability(device)
+    return on_hopper if made_for is not None and made_for[0] == 9 else (64, 64, 4, 2)
 
 
 def chunk_attention(
@@ -188,7 +195,7 @@ def chunk_attention(
     """
     n, query_heads, head_dim = query.shape
     group = query_heads // keys.shape[1]
-    m, k, warps, stages = _launch(head_dim, query.dtype, query.device)
+    m, k, warps, stages = _launch(head_dim, query.dtype, query.device, ATTEND)
     _attend[(query_heads, triton.cdiv(n, m))](
         query, keys, values, slots, n_live, ids, died_at, out, lse, first_bad, layer,
         scale if softcap is not None else scale * 1.4426950408889634, softcap or 1.0, window or 0, start, n,
@@ -208,7 +215,7 @@ def chunk_mass(
     """
     n, query_heads, head_dim = query.shape
     heads = keys.shape[1]
-    m, k, warps, stages = _launch(head_dim, query.dtype, query.device)
+    m, k, warps, stages = _launch(head_dim, query.dtype, query.device, MASS)
     part = torch.zeros(heads, tokens, device=query.device)
     _received[(triton.cdiv(tokens, k), heads)](
         query, keys, slots, n_live, ids, died_at, lse, part, scale if softcap is not None else scale * 1.4426950408889634,

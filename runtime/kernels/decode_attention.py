@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import capability
+
 LOG2E = 1.4426950408889634
 NOT_BAD = 2**31 - 1  # what `first_bad` holds before any layer went wrong
 
@@ -101,6 +103,16 @@ def _split(
     tl.store(out + part[:, None] * D + d[None, :], acc / total[:, None], mask=is_head[:, None] & (d < D)[None, :])
 
 
+@triton.jit
+def _log_sums(lse, head, real, splits, SPLITS_PAD: tl.constexpr):
+    """fp32 [heads], base 2: the log-sum-exp of each head over all its splits."""
+    s = tl.arange(0, SPLITS_PAD)
+    x = tl.load(lse + head[:, None] * splits + s[None, :], mask=real[:, None] & (s < splits)[None, :], other=float("-inf"))
+    peak = tl.max(x, 1)
+    safe = tl.where(peak == float("-inf"), 0.0, peak)
+    return safe + tl.log2(tl.maximum(tl.sum(tl.exp2(x - safe[:, None]), 1), 1e-37))
+
+
 @triton.jit(do_not_specialize=["layer"])
 def _merge(
     parts, lse, probs, peaks, rows, n_live, first, out, mass, first_bad, layer,
@@ -140,7 +152,6 @@ def _merge(
         tl.store(out + (b * H * R + pid) * D + d, result.to(out.dtype.element_ty), mask=d < D)
     elif MASS:
         group = (pid - H * R) // MASS_PROGRAMS
-        s = tl.arange(0, SPLITS_PAD)
         row = tl.load(rows + b).to(tl.int64)
         n = tl.load(n_live + row * live_row + group * GROUP * live_head).to(tl.int32)
         begin = 0
@@ -149,19 +160,22 @@ def _merge(
         where = mass + b * mass_row + group.to(tl.int64) * mass_head
         # Every head's weight of a block of tokens is 2^(its running maximum there - its log-sum-exp).
         g = tl.arange(0, HEADS)
+        at_once: tl.constexpr = GROUP * R <= HEADS
+        if at_once:
+            real = g < GROUP * R
+            head = (b * H + group * GROUP) * R + g
+            whole = _log_sums(lse, head, real, splits, SPLITS_PAD)
         for block in range((pid - H * R) % MASS_PROGRAMS, tl.cdiv(n, N), MASS_PROGRAMS):
             i = block * N + tl.arange(0, N)
             seen = (i < n) & (i >= begin)
             received = tl.zeros((N,), tl.float32)
             for first_head in tl.static_range(0, GROUP * R, HEADS):
-                real = first_head + g < GROUP * R
-                head = (b * H + group * GROUP) * R + first_head + g
+                if not at_once:
+                    real = first_head + g < GROUP * R
+                    head = (b * H + group * GROUP) * R + first_head + g
+                    whole = _log_sums(lse, head, real, splits, SPLITS_PAD)
                 p = tl.load(probs + head[:, None] * probs_row + i[None, :], mask=real[:, None] & seen[None, :], other=0.0).to(tl.float32)
                 top = tl.load(peaks + head * peaks_row + block, mask=real & (block >= begin // N), other=float("-inf"))
-                x = tl.load(lse + head[:, None] * splits + s[None, :], mask=real[:, None] & (s < splits)[None, :], other=float("-inf"))
-                peak = tl.max(x, 1)
-                safe = tl.where(peak == float("-inf"), 0.0, peak)
-                whole = safe + tl.log2(tl.maximum(tl.sum(tl.exp2(x - safe[:, None]), 1), 1e-37))
                 received += tl.sum(p * tl.exp2(top - whole)[:, None], 0)
             received *= share
             if ADD:
@@ -179,14 +193,14 @@ class Tuning:
     programs: int
 
 
-def tuning(head_dim: int, itemsize: int, programs: int, capability: tuple[int, int] | None, *, mass: bool) -> Tuning:
+def tuning(head_dim: int, itemsize: int, programs: int, made_for: tuple[int, int] | None, *, mass: bool) -> Tuning:
     """programs: rows times KV heads. Hopper's were measured on an H200; the others follow from shared memory (100 KB on Ada)."""
-    if capability is None:
+    if made_for is None:
         return Tuning(32, 4, 1, 2 * programs)  # interpreted, one program after the other
     row = triton.next_power_of_2(head_dim) * itemsize
     if row > 256:
         return Tuning(32 if row <= 512 else 16, 4, 2, 2 * 132)
-    if capability[0] != 9:
+    if made_for[0] != 9:
         return Tuning(32, 4, 3, 2 * 108)
     if mass:  # the larger the tile, the fewer maxima to keep
         return Tuning(128, 4, 2, 8 * 132)
@@ -204,15 +218,14 @@ class DecodeScratch:
     def __init__(
         self, batch: int, heads: int, group: int, head_dim: int, width: int, dtype: torch.dtype, device: torch.device, *, mass: bool
     ) -> None:
-        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-        programs = batch * heads
-        self.tuning = tuning(head_dim, dtype.itemsize, programs, capability, mass=mass)
+        made_for, programs = capability(device), batch * heads
+        self.tuning = tuning(head_dim, dtype.itemsize, programs, made_for, mass=mass)
         self.splits = max(1, min(64, triton.cdiv(self.tuning.programs, programs)))
         query_heads = heads * group
         self.parts = torch.empty(batch, query_heads, self.splits, head_dim, device=device)
         self.lse = torch.empty(batch, query_heads, self.splits, device=device)
         # A power of two, and none where nobody reads it: each value is a kernel of its own to compile.
-        self.mass_programs = max(16, min(256, triton.next_power_of_2(triton.cdiv(1024, batch)))) if mass and capability is not None else 2
+        self.mass_programs = max(16, min(256, triton.next_power_of_2(triton.cdiv(1024, batch)))) if mass and made_for is not None else 2
         kept = torch.float32 if dtype == torch.float32 else torch.float16
         shape = (batch, query_heads, width) if mass else (1, 1, 1)
         self.probs = torch.empty(shape, dtype=kept, device=device)
