@@ -98,6 +98,13 @@ def test_mistakes_are_told_before_anything_runs(
     assert not list(folder.glob("*.parquet"))
 
 
+def test_a_recording_is_not_written_over(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "run.parquet").write_text("an hour's work")
+    assert call(monkeypatch, "record run.parquet ctx=96") == 2
+    assert "run.parquet: there already; remove it, or name another file" in capsys.readouterr().err
+    assert (folder / "run.parquet").read_text() == "an hour's work"
+
+
 def test_help_names_every_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(monkeypatch, "--help") == 0
     out = capsys.readouterr().out

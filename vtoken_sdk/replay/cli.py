@@ -115,6 +115,8 @@ def _record(path: Path, options: Mapping[str, Value]) -> int:
 
     if not path.parent.is_dir():
         raise UsageError(f"{path}: there is no folder {path.parent}")
+    if path.exists():
+        raise UsageError(f"{path}: there already; remove it, or name another file")
     given: Any = dict(options)
     try:
         model = load_model(given["model"], weights=given["weights"], dtype=given["dtype"], device=given["device"])
