@@ -5,10 +5,11 @@
                 -> plan                     which live tokens move where   (planner)
                 -> Reclaimer                copies beside the main stream   (reclaimer, copy_stream)
                 -> TokenTable.apply_moves   slot map published
-                -> BlockPool.free           (block_pool)
+                -> BlockPool.push_freed     (block_pool, upkeep)
 
-`BlockPool.free` has three kinds of callers only: applied moves, a block whose tokens are all dead, an owner that ended
-(a request, or an entry of the prefix index). Attention reads through the slot map, so it never sees a dead token.
+Blocks lose owners in three ways only: applied moves, a block whose tokens are all dead, an owner that ended (a request, or an entry
+of the prefix index); and those without any become free in one, `BlockPool.push_freed`. Attention reads through the slot map, so it
+never sees a dead token.
 """
 
 from vtoken_sdk.policy import PolicyError

@@ -10,7 +10,8 @@ from torch import Tensor
 from .block_pool import BlockPool
 from .planner import Plan
 from .prefix_index import PrefixIndex
-from .token_table import DEAD, FREE, NEVER, RESERVE, RESERVED, TokenTable
+from .token_table import TokenTable
+from .upkeep import DEAD, FREE, NEVER, RESERVE, RESERVED
 from .worker import Worker
 
 

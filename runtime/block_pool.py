@@ -9,13 +9,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from . import upkeep
+from .upkeep import Upkeep
+
 
 class BlockPool:
     """A stack of free block ids with reference counts.
 
     stack: int64 [n_blocks + 1], the first `top` entries are free. top: int64 []. owners: int32 [n_blocks + 1].
     home: int64 [n_blocks + 1], the ordinal of a block in the block list of its owner (the same in all owners of a shared block).
-    freed: int8 [n_blocks + 1], blocks that a kernel has found without an owner and that are not on the stack yet.
+    freed: int8 [n_blocks + 1], blocks that lost their last owner and are not on the stack yet.
     """
 
     def __init__(self, n_blocks: int, device: torch.device, *, kernels: bool = False) -> None:
@@ -26,6 +29,15 @@ class BlockPool:
         self.owners = torch.zeros(n_blocks + 1, dtype=torch.int32, device=device)
         self.home = torch.zeros(n_blocks + 1, dtype=torch.int64, device=device)
         self.freed = torch.zeros(n_blocks + 1, dtype=torch.int8, device=device)
+
+    @property
+    def upkeep(self) -> Upkeep:
+        """The pool's and its tables' operations: kernels, or their twins in plain PyTorch."""
+        if self.kernels:
+            from .kernels import slot_map
+
+            return slot_map
+        return upkeep
 
     @property
     def trash(self) -> int:
@@ -53,23 +65,14 @@ class BlockPool:
     def free(self, ids: Tensor) -> Tensor:
         """Take one owner from each block, int64 [n] (repeats count, trash is passed over); returns how many became free, int64 [].
 
-        Called from three places only: applied moves, a block whose tokens are all dead, an owner that ended.
+        For an owner that ended. Applied moves and blocks whose tokens are all dead drop owners in `settle_blocks`.
         """
-        if self.kernels:
-            from .kernels import slot_map
+        self.upkeep.drop(self, ids)
+        return self.push_freed()
 
-            return slot_map.free(self, ids)
-        drop = torch.zeros_like(self.owners).index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
-        drop[self.trash].zero_()
-        self.owners -= drop
-        now_free = (drop > 0) & (self.owners == 0)
-        rank = now_free.cumsum(0) - 1
-        at = torch.where(now_free, self.top + rank, self.trash)
-        block = torch.arange(self.n_blocks + 1, device=self.device)
-        self.stack.scatter_(0, at, torch.where(now_free, block, self.trash))
-        count = now_free.sum()
-        self.top += count
-        return count
+    def push_freed(self) -> Tensor:
+        """Blocks marked in `freed` go onto the stack: how many, int64 []. No block becomes free in any other way."""
+        return self.upkeep.push_freed(self)
 
     def n_free(self) -> int:
         """Free blocks, read on the host (synchronizes)."""

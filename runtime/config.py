@@ -33,6 +33,11 @@ def _check_int(key: str, value: object, low: int) -> None:
         raise ConfigError(f"{key}={value!r}: use a whole number >= {low}")
 
 
+def _check_bool(key: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{key}={value!r}: use true or false")
+
+
 def check_budget(budget: object, key: str = "budget") -> float | int:
     """A budget is a ratio of the prompt (float, 0 < x <= 1) or tokens a group (int >= 1). Raises ConfigError."""
     if isinstance(budget, bool) or not isinstance(budget, int | float):
@@ -91,6 +96,7 @@ class ReclaimOptions:
         _check_int("reclaim.slack", self.slack, 0)
         _check_int("reclaim.move_cap", self.move_cap, 1)
         _check_int("reclaim.publish_after", self.publish_after, 1)
+        _check_bool("reclaim.refill", self.refill)
 
 
 @dataclass(frozen=True)
@@ -128,9 +134,11 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _check_choice("kernels", self.kernels, get_args(Kernels))
-        for key in ("cuda_graphs", "capture_policy"):
-            if not isinstance(getattr(self, key), bool):
-                raise ConfigError(f"{key}={getattr(self, key)!r}: use true or false")
+        for key in ("cuda_graphs", "capture_policy", "prefix_cache", "poison"):
+            _check_bool(key, getattr(self, key))
+        for key, kind in (("evict", EvictOptions), ("reclaim", ReclaimOptions)):
+            if not isinstance(getattr(self, key), kind):
+                raise ConfigError(f"{key}={getattr(self, key)!r}: use {kind.__name__}(...)")
         _check_choice("runtime", self.runtime, RUNTIMES)
         _check_choice("block_size", self.block_size, BLOCK_SIZES)
         if not isinstance(self.block_size, int):

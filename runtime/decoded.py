@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -30,3 +32,8 @@ class Decoded:
         """Of the first n rows."""
         parts: dict[str, Any] = {f.name: value[:n] for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
         return replace(self, **parts)
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Along the first axis; a single one is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

@@ -28,11 +28,13 @@ from .intake import as_token_ids, refuse_bad_request, refuse_too_big
 from .model_adapter import ModelAdapter
 from .prefix_index import prefix_keys
 from .prefixes import Prefixes
+from .reclaimer import ReclaimError
 from .records import StepRecord
 from .request import MAX_SEED, RequestOutput, RequestRejected, SamplingParams
 from .request_book import RequestBook
 from .scheduler import Scheduler
 from .sequence import Sequence
+from .slots import occupancy
 from .step_in_flight import StepInFlight
 from .transfer import Ring
 from .worker import Worker
@@ -53,6 +55,7 @@ class Engine:
             raise ConfigError("runtime=native evicts nothing: give no policy, or use another runtime")
         self.model, self.config, self.policy = model, config, policy
         self.adapter = ModelAdapter(model.hf)
+        _refuse_other_gpu(self.adapter.device)
         self.worker = Worker(self.adapter, config, policy)
         self.scheduler = Scheduler(config, evicts=policy is not None)
         self.evictor = Evictor(self.worker)
@@ -62,6 +65,7 @@ class Engine:
         self.outputs = self.book.outputs
         self.steps = self.concurrency_peak = 0
         self._submitted = 0
+        self._torn: BaseException | None = None
         self._in_flight: deque[StepInFlight] = deque()
         self._ring = Ring(config.lag + 1)
         self._logs: list[tuple[list[tuple[Sequence, int]], Tensor]] = []  # as StepInFlight has them, for the next one
@@ -82,6 +86,7 @@ class Engine:
 
     def add_request(self, prompt: Seq[int], params: SamplingParams | None = None, *, request_id: str | None = None) -> str:
         """Queue a request; returns its id. Raises RequestRejected if it can never run here; nothing changes then."""
+        self._refuse_torn()
         params = params or SamplingParams()
         number = self._submitted
         name = request_id if request_id is not None else self._free_name()
@@ -156,7 +161,26 @@ class Engine:
     # -- one step -------------------------------------------------------------------------------------------------------
 
     def step(self) -> list[StepRecord]:
-        """Launch one step. Returns the records of steps that became known: usually that of step n - lag."""
+        """Launch one step. Returns the records of steps that became known: usually that of step n - lag.
+
+        After a step that was torn (memory ran out, Ctrl-C) nobody knows what is where: every later one raises RuntimeError.
+        ReclaimError leaves the engine whole.
+        """
+        self._refuse_torn()
+        try:
+            return self._step()
+        except ReclaimError:
+            raise
+        except BaseException as error:
+            self._torn = error
+            raise
+
+    def _refuse_torn(self) -> None:
+        if self._torn is not None:
+            what = f"{type(self._torn).__name__}: {self._torn}"
+            raise RuntimeError(f"step {self.steps} was torn ({what}), and this engine cannot go on; make a new one") from self._torn
+
+    def _step(self) -> list[StepRecord]:
         self.worker.watch.reset()
         flight = self._now_building = StepInFlight(self.steps, times=self.worker.watch.ms)
         while self._in_flight and (self._in_flight[0].step <= self.steps - self.config.lag or not self.scheduler.running):
@@ -199,26 +223,14 @@ class Engine:
             flight.prefill_tokens += ends[seq] - seq.cursor
             seq.cursor = ends[seq]
             self.prefixes.enter(seq)
-        counts: list[Tensor] = []
-        masses: list[Tensor] = []
-        learning: list[Sequence] = []
-        learned: list[Sequence] = []
         for seqs, one in made:
             flight.ran += [(seq.held_row, seq, one.logits is not None) for seq in seqs]
             self._keep(seqs, one)
-            if one.learned:
-                learned += seqs
-            elif seqs[0] not in again:
-                learning += seqs
-                counts.append(one.count)
-                if one.mass is not None:
-                    masses.append(one.mass)
-        failed = self.evictor.after_step(learning, learned, again, counts, masses, width)
-        for seq in learning:
-            if seq.held_row in failed:
-                seq.failed = True
-                self.worker.freeze(seq.held_row)
-                flight.failed.append((seq, self.book.blame(seq, failed[seq.held_row], flight.step)))
+        failed = self.evictor.after_step([part for part in made if part[0][0] not in again], again, width)
+        for seq in (s for s in (*decode, *prefill) if s.held_row in failed):
+            seq.failed = True
+            self.worker.freeze(seq.held_row)
+            flight.failed.append((seq, self.book.blame(seq, failed[seq.held_row], flight.step)))
 
     def _keep(self, seqs: Seq[Sequence], made: Decoded) -> None:
         for i, seq in enumerate(seqs):
@@ -226,7 +238,9 @@ class Engine:
                 seq.logits.append(made.logits[i].to(torch.float32, copy=True))
             if seq.params.record and made.mass is not None:
                 assert made.key_norms is not None
-                seq.recorded.append((seq.cursor, made.mass[i, : seq.cursor].cpu(), made.key_norms[i].cpu() / self.adapter.layers))
+                seq.recorded.append(
+                    (seq.cursor, made.mass[i, : seq.cursor].to("cpu", copy=True), made.key_norms[i].cpu() / self.adapter.layers)
+                )
 
     # -- scheduling -----------------------------------------------------------------------------------------------------
 
@@ -235,7 +249,7 @@ class Engine:
         decode, prefill = scheduler.runnable()
         if scheduler.free_bound < scheduler.growth_bound(decode, prefill):
             decode, prefill = self._make_room()
-        else:
+        elif len(prefill) == len(scheduler.prompts):  # else a running one waits for its turn, and none may overtake it
             while scheduler.waiting and len(scheduler.running) < self.config.max_running:
                 seq = scheduler.waiting[0]
                 if not scheduler.has_room([*prefill, seq]):
@@ -328,4 +342,13 @@ class Engine:
 
     def occupancy(self) -> list[int]:
         """How many held blocks have 0, 1, ... block size live tokens after the last launched step. Waits for the device."""
-        return self.worker.occupancy().tolist()
+        return occupancy(self.worker.table).tolist()
+
+
+def _refuse_other_gpu(device: torch.device) -> None:
+    """Streams and events are made on the current device."""
+    if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
+        raise ConfigError(
+            f"the model is on {device}, and the current device is cuda:{torch.cuda.current_device()}; "
+            f"call torch.cuda.set_device({device.index}) before making the engine"
+        )

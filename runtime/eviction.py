@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-import torch
 from torch import Tensor
 
 from vtoken_sdk.policy import PolicyError
 
+from .decoded import Decoded
 from .request import Eviction
 from .sequence import Sequence
 from .worker import Worker
@@ -21,22 +21,14 @@ class Evictor:
         self.worker, self.config = worker, worker.config
         self.window = worker.model.death_window
 
-    def after_step(
-        self,
-        learning: Seq[Sequence],
-        learned: Seq[Sequence],
-        replaying: Seq[Sequence],
-        counts: Seq[Tensor],
-        masses: Seq[Tensor],
-        width: int,
-    ) -> dict[int, PolicyError]:
-        """Requests that ran new tokens, learned: those that the policy has learned from already; and those that ran again what a
-        preemption had dropped.
+    def after_step(self, made: Seq[tuple[Seq[Sequence], Decoded]], replaying: Seq[Sequence], width: int) -> dict[int, PolicyError]:
+        """made: requests that ran new tokens, with what they gave; replaying: those that ran again what a preemption had dropped.
 
-        counts: int64 [b] each, masses: fp32 [b, width] each, of the learning ones in order. Returns the rows whose policy failed.
+        Returns the rows whose policy failed.
         """
         worker, watch = self.worker, self.worker.watch
-        ran = [*learning, *learned]
+        ran = [seq for seqs, _ in made for seq in seqs]
+        new = [part for part in made if not part[1].learned]
         if far := [s for s in ran if self._leaves_window(s)]:
             with watch.part("table"):
                 worker.evict_out_of_window(far, width)
@@ -48,9 +40,9 @@ class Evictor:
         if worker.runner is None or not ran:
             return {}
         failed: dict[int, PolicyError] = {}
-        if worker.runner.learns and learning:
+        if worker.runner.learns and new:
             with watch.part("policy"):
-                failed = worker.sync_new_tokens(learning, _joined(counts), _joined(masses) if masses else None, width)
+                failed = worker.sync_new_tokens(new, width)
         if due := [s for s in ran if s.row not in failed and self._due(s)]:
             if worker.graphs is not None and worker.graphs.captured:
                 with watch.part("policy"):
@@ -85,10 +77,6 @@ class Evictor:
         if generated < 0:
             return when.prefill == "chunk"
         return when.prefill != "never" if generated == 0 else bool(when.every) and generated % when.every == 0
-
-
-def _joined(parts: Seq[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _count(seqs: Seq[Sequence]) -> None:

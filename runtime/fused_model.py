@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .decoded import joined
 from .kernel_step import KernelStep
 from .kernels.kv_write import rotary_table
 from .kernels.layers import add_norm, silu_mul
@@ -100,8 +101,8 @@ class FusedModel:
 
     def forward(self, parts: Sequence[Part]) -> list[Tensor | None]:
         """All parts in one pass, each with an attention of its own: their steps are `KernelStep`s. Returns as `ModelAdapter.forward`."""
-        x = F.embedding(_joined([part.ids.flatten() for part in parts]), self.embedding)
-        positions = _joined([part.step.positions.flatten() for part in parts])
+        x = F.embedding(joined([part.ids.flatten() for part in parts]), self.embedding)
+        positions = joined([part.step.positions.flatten() for part in parts])
         cos, sin = rotary_table(positions, self.frequencies, self.rotary_scaling, x.dtype)
         sizes = [part.ids.numel() for part in parts]
         tables = list(zip(cos.split(sizes), sin.split(sizes), strict=True))
@@ -120,7 +121,7 @@ class FusedModel:
             assert isinstance(part.step, KernelStep)
             norms = self.layers[i].norms
             made.append(part.step.attend_projected(i, qkv, cos, sin, norms, self.heads, self.scale, self.windows[i]))
-        return _joined(made)
+        return joined(made)
 
     def _logits(self, states: Sequence[Tensor], residuals: Sequence[Tensor], parts: Sequence[Part]) -> list[Tensor | None]:
         """Of the last position of each row of the parts that sample."""
@@ -128,15 +129,11 @@ class FusedModel:
         made: list[Tensor | None] = [None] * len(parts)
         if wanted:
             rows = [len(parts[i].ids) for i in wanted]
-            x, residual = (_joined([_last(side[i], len(parts[i].ids)) for i in wanted]) for side in (states, residuals))
+            x, residual = (joined([_last(side[i], len(parts[i].ids)) for i in wanted]) for side in (states, residuals))
             logits = self.head(add_norm(x, residual, self.norm, self.epsilon, add=True))
             for i, part in zip(wanted, logits.split(rows), strict=True):
                 made[i] = part
         return made
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _last(x: Tensor, batch: int) -> Tensor:

@@ -44,12 +44,12 @@ class KernelStep(StepContext):
     def bad_layer(self) -> Tensor:
         return torch.where(self.first_bad == NOT_BAD, -1, self.first_bad).long()
 
-    def choose(self, logits: Tensor, layers: int) -> tuple[Tensor, Tensor]:
-        return choose(logits, self.first_bad, layers)
+    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        return choose(logits, self.first_bad, self.layers)
 
-    def attention_by_token(self, counts: Tensor, width: int, layers: int) -> Tensor:
+    def attention_by_token(self, counts: Tensor) -> Tensor:
         assert self.mass is not None
-        return mass_by_token(self.table, self.rows, counts, self.mass, width, layers)
+        return mass_by_token(self.table, self.rows, counts, self.mass, self.tokens, self.layers)
 
     def attend_projected(
         self, layer: int, qkv: Tensor, cos: Tensor, sin: Tensor, norms: tuple[Tensor, Tensor, float] | None, heads: int, scale: float,

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from .config import ReclaimOptions
-from .token_table import FREE, TokenTable
+from .token_table import TokenTable
+from .upkeep import FREE
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,8 @@ class PolicyRunner:
     def learn(self, rows: Tensor, count: Tensor, attention: Tensor | None, width: int, on_host: Sequence[int] | None = None) -> None:
         """As `sync`, for rows int64 [B], which the host need not know; raises what the policy raises."""
         view = self._view(rows, width, on_host, writable=True)
-        self.policy.sync_new_tokens(view, NewTokens(count[:, None, None], None if attention is None else attention[:, None]))
+        own = count.clone()  # a policy may write there; the runtime's is read by others
+        self.policy.sync_new_tokens(view, NewTokens(own[:, None, None], None if attention is None else attention[:, None]))
         length = self.table.length[rows, None, None]  # not the view's: a policy may have written there
         known = self._positions(width) < length  # a new id starts from zero, whatever the policy wrote there
         for name, value in view.state.tensors.items():
@@ -199,7 +200,7 @@ class PolicyRunner:
             lengths, coming = self._future[row]
             n = min(width, coming.shape[1])
             step = torch.searchsorted(lengths, self.table.length[row], right=True)
-            out[:n] = coming[step, :n]
+            out[:n] = coming.index_select(0, step[None])[0, :n]  # an index of its own would be read on the host
         return made
 
     def _score_row(self, row: int, n: int, length: int, fn: Callable[[LiveKV], Tensor], width: int) -> Tensor:

@@ -26,7 +26,14 @@ from .transfer import to_device
 
 
 class ReclaimError(RuntimeError):
-    """The copies of a plan failed. The plan is canceled: table, pool and every request are as before, and the engine can go on."""
+    """The copies of a plan failed. The plan is canceled: table, pool and every request are as before, and the engine can go on.
+
+    freed: int64 [], blocks that the plan had opened and that are free again.
+    """
+
+    def __init__(self, message: str, freed: Tensor) -> None:
+        super().__init__(message)
+        self.freed = freed
 
 
 class Reclaimer:
@@ -98,12 +105,13 @@ class Reclaimer:
         if self._failure is None:
             return self._graphs.follow() if self._graphs is not None else self._apply(made)
         self.stream.abandon()
-        self.table.cancel_moves(made.rows)
+        freed = self.table.cancel_moves(made.rows)
         failure, self._failure = self._failure, None
         self.broken = True
         raise ReclaimError(
             f"a copy of the reclaimer failed ({type(failure).__name__}: {failure}). Its plan is canceled, no token was lost; the engine "
-            "can go on, without compaction. If memory ran out, lower reclaim.move_cap or pool_blocks and start again"
+            "can go on, without compaction. If memory ran out, lower reclaim.move_cap or pool_blocks and start again",
+            freed,
         ) from failure
 
     def _attempt(self, act: Callable[[], bool | None]) -> bool | None:

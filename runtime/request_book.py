@@ -61,11 +61,12 @@ class RequestBook:
                 self.finish(
                     seq, "error", f"request {seq.id}, step {flight.step}: {where} gave numbers that are not finite ({self.model.dtype})"
                 )
-            elif flight.row(row, "bad_answer"):
+                continue
+            if samples and flight.row(row, "ran"):
+                self._append_token(seq, flight.row(row, "token"), stopped=bool(flight.row(row, "stopped")), now=now)
+            if flight.row(row, "bad_answer") and not seq.finished:  # the step's token came before the policy was asked
                 error = PolicyError("evict_lowest was given a NaN score for a live token")
                 self.finish(seq, "error", self.blame(seq, error, flight.step))
-            elif samples and flight.row(row, "ran"):
-                self._append_token(seq, flight.row(row, "token"), stopped=bool(flight.row(row, "stopped")), now=now)
         for seq, message in flight.failed:
             if not seq.finished:
                 self.finish(seq, "error", message)

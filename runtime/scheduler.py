@@ -60,11 +60,19 @@ class Scheduler:
 
     def runnable(self) -> tuple[list[Sequence], list[Sequence]]:
         """Requests that decode in this step, and those that prefill a chunk."""
-        alive = [s for s in self.running if not (s.finished or s.failed or s.launched_all)]
-        prefill = [s for s in alive if s.prefilling]
+        prefill = self.prompts
         while not self.has_room(prefill):
             prefill.pop()
-        return [s for s in alive if not s.prefilling], prefill
+        return [s for s in self._going_on if not s.prefilling], prefill
+
+    @property
+    def _going_on(self) -> list[Sequence]:
+        return [s for s in self.running if not (s.finished or s.failed or s.launched_all)]
+
+    @property
+    def prompts(self) -> list[Sequence]:
+        """Running requests whose prompt is not read yet."""
+        return [s for s in self._going_on if s.prefilling]
 
     def has_room(self, prefill: list[Sequence]) -> bool:
         """May the next chunks of these requests run in one step? One alone always may."""

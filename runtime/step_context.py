@@ -38,6 +38,7 @@ class StepContext(ABC):
     attended: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
+        self.layers = len(self.cache.keys)
         self.key_norms = torch.zeros(self.slots.shape, device=self.rows.device) if self.record else None
 
     @property
@@ -45,11 +46,11 @@ class StepContext(ABC):
     def bad_layer(self) -> Tensor:
         """int64 [B], the first layer whose output was not finite, -1 if none."""
 
-    def choose(self, logits: Tensor, layers: int) -> tuple[Tensor, Tensor]:
-        """logits: [B, V]. Returns the greedy choice and the first layer that went wrong, int64 [B] each; `layers` is the head itself."""
+    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """logits: [B, V]. Returns the greedy choice and the first layer that went wrong, int64 [B] each; `layers` is the head."""
         lowest, highest = logits.aminmax(dim=-1)
         finite = lowest.isfinite() & highest.isfinite()
-        return logits.argmax(-1), torch.where(self.bad_layer >= 0, self.bad_layer, torch.where(finite, -1, layers))
+        return logits.argmax(-1), torch.where(self.bad_layer >= 0, self.bad_layer, torch.where(finite, -1, self.layers))
 
     @abstractmethod
     def _attention(self, layer: int, query: Tensor, scale: float, softcap: float | None, window: int | None) -> Tensor:
@@ -71,15 +72,15 @@ class StepContext(ABC):
             self.cache.write_queries(layer, self.rows, self.positions, query.transpose(1, 2))
         return self._attention(layer, query, scale, softcap, window)
 
-    def attention_by_token(self, counts: Tensor, width: int, layers: int) -> Tensor:
-        """The mass by token id: fp32 [B, width], mean over layers; 0 for tokens that were not live and rows that did not run.
+    def attention_by_token(self, counts: Tensor) -> Tensor:
+        """The mass by token id: fp32 [B, tokens], mean over layers; 0 for tokens that were not live and rows that did not run.
 
         counts: int64 [B], tokens that ran.
         """
         assert self.mass is not None
-        live = (self.table.slot[self.rows, :width] >= 0) & (counts[:, None] > 0)
+        live = (self.table.slot[self.rows, : self.tokens] >= 0) & (counts[:, None] > 0)
         rank = (live.cumsum(1) - 1).clamp(0, max(self.mass.shape[1] - 1, 0))
-        return torch.where(live, self.mass.gather(1, rank), 0) / layers
+        return torch.where(live, self.mass.gather(1, rank), 0) / self.layers
 
 
 @dataclass(frozen=True)

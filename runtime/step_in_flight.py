@@ -9,12 +9,8 @@ from torch import Tensor
 
 from .records import StepRecord
 from .sequence import Sequence
+from .step_books import POOL_FIELDS, ROW_FIELDS
 from .transfer import Ring
-
-# Columns of a record, one line a row of the table.
-ROW_FIELDS = ("ran", "token", "stopped", "bad_answer", "bad_layer", "n_live", "held")
-# The last line, of the trash row, speaks of the whole engine.
-POOL_FIELDS = ("free", "evicted", "moves", "freed", "held_distinct", "live_distinct")
 
 
 @dataclass

@@ -11,12 +11,8 @@ import torch
 from torch import Tensor
 
 from .block_pool import BlockPool
+from .upkeep import DEAD, FREE, NEVER, RESERVE, RESERVED
 
-# A held slot without a live token: may be appended to; may not; waits for a move. A reserved slot remembers what it was:
-# FREE or DEAD, RESERVE lower. So `<= RESERVED` is reserved, and a plan can be undone.
-FREE, DEAD, RESERVED = -1, -2, -3
-RESERVE = 2
-NEVER = 2**31 - 1
 PAD = 64
 
 
@@ -97,7 +93,7 @@ class TokenTable:
         if self.kernels and width == 1:
             from .kernels import slot_map
 
-            return slot_map.append_one(self, rows, counts)[0]
+            return slot_map.append_one(self, rows, counts)
         size, trash_row = self.block_size, self.rows
         n_live, n_free, length = self.n_live[rows], self.n_free[rows], self.length[rows]
         pops = (counts - n_free + size - 1).clamp(min=0) // size
@@ -107,14 +103,14 @@ class TokenTable:
         self.open_blocks(rows, new, got)
         slots = new[..., None] * size + self._offsets  # [B, k, S]
         at = (n_live + n_free)[:, None, None] + rank[:, None] * size + self._offsets
-        self._scatter(self.map, rows[:, None, None], at, got[..., None].expand_as(at), slots)
+        self.scatter(self.map, rows[:, None, None], at, got[..., None].expand_as(at), slots)
         token = torch.arange(width, device=self.device)
         real = token < counts[:, None]  # [B, width]
         taken = self.map[torch.where(real, rows[:, None], trash_row), torch.where(real, n_live[:, None] + token, 0)]
         taken = torch.where(real, taken, self.trash_slot).long()
         ids = length[:, None] + token
-        self._scatter(self.slot, rows[:, None], ids, real, taken)
-        self._scatter(self.held, rows[:, None], self.pool.home[taken // size] * size + taken % size, real, ids)
+        self.scatter(self.slot, rows[:, None], ids, real, taken)
+        self.scatter(self.held, rows[:, None], self.pool.home[taken // size] * size + taken % size, real, ids)
         self.n_live[rows] = n_live + counts
         self.n_free[rows] = n_free + pops * size - counts
         self.length[rows] = length + counts
@@ -125,24 +121,9 @@ class TokenTable:
 
         Returns how many tokens died and how many blocks became free, int64 [] each.
         """
-        width = kill.shape[1]
-        if self.kernels:
-            from .kernels import slot_map
-
-            killed = slot_map.settle_tokens(self, rows, kill)
-            slot_map.settle_blocks(self, rows, min(self.ordinals(width), self.max_blocks))
-            return killed.sum(), slot_map.push_freed(self.pool)
-        slot, died = self.slot[rows, :width], self.died_at[rows, :width]
-        kill = kill & (slot >= 0)
-        slot.masked_fill_(kill, -1)
-        self.slot[rows, :width] = slot
-        now = self.length[rows, None].to(torch.int32)
-        self.died_at[rows, :width] = torch.where(kill & (died == NEVER), now, died)
-        held = self.held[rows, : self.ordinals(width) * self.block_size]
-        dead = (held >= 0) & kill.gather(1, held.clamp(min=0).long())
-        closed = self._closed(rows, held.shape[1] // self.block_size)
-        held = torch.where(dead.view_as(closed), closed, held.view_as(closed))
-        return kill.sum(), self._settle(rows, slot, held)
+        killed = self.pool.upkeep.settle_tokens(self, rows, kill)
+        self.pool.upkeep.settle_blocks(self, rows, min(self.ordinals(kill.shape[1]), self.max_blocks))
+        return killed.sum(), self.pool.push_freed()
 
     def apply_logged_deaths(self, rows: Tensor) -> Tensor:
         """Kill what the eviction log says is dead by now: for rows that are being recomputed. Returns the blocks that became free."""
@@ -184,12 +165,7 @@ class TokenTable:
         planned = torch.arange(len(target), device=self.device) < count
         flat[target] = torch.where(planned, flat[target] - RESERVE, DEAD)
         self.leaving[rows] = leaving
-        if self.kernels:
-            from .kernels import slot_map
-
-            slot_map.settle_blocks(self, rows, self.max_blocks, close=False)
-        else:
-            self._list_free(rows, self._by_block(rows))
+        self.pool.upkeep.settle_blocks(self, rows, self.max_blocks, close=False)
 
     def apply_moves(self, rows: Tensor, source: Tensor, target: Tensor, token: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         """Publish a plan: a move counts only if its source still holds that token. Leaving blocks lose this owner.
@@ -204,22 +180,15 @@ class TokenTable:
         flat[target] = torch.where(counts, token.to(torch.int32), torch.where(planned, flat[target] + RESERVE, DEAD))
         row, at = target // width, target % width
         where = self.blocks[row, at // self.block_size] * self.block_size + at % self.block_size
-        self._scatter(self.slot, row, token, counts, where)
-        if self.kernels:
-            return counts.sum(), self._settle_all(rows, drop_leaving=True)
-        held = self._by_block(rows).masked_fill_(self.leaving[rows][..., None], DEAD)
-        self.leaving.index_fill_(0, rows, 0)
-        return counts.sum(), self._settle(rows, self.slot[rows], held)
+        self.scatter(self.slot, row, token, counts, where)
+        return counts.sum(), self._settle(rows, drop_leaving=True)
 
     def cancel_moves(self, rows: Tensor) -> Tensor:
         """Undo the marks of a plan. Returns how many blocks became free: those that were opened for it or died in the meantime."""
-        held = self._by_block(rows)
-        held = torch.where(held <= RESERVED, held + RESERVE, held)
+        held = self.held[rows]
+        self.held[rows] = torch.where(held <= RESERVED, held + RESERVE, held)
         self.leaving.index_fill_(0, rows, 0)
-        if self.kernels:
-            self.held[rows] = held.flatten(1)
-            return self._settle_all(rows)
-        return self._settle(rows, self.slot[rows], held)
+        return self._settle(rows)
 
     def open_blocks(self, rows: Tensor, new: Tensor, got: Tensor) -> Tensor:
         """Enter new blocks, int64 [B, k] where `got`, at the rows' lowest free ordinals; returns these, int64 [B, k]."""
@@ -228,10 +197,10 @@ class TokenTable:
         at = torch.arange(self.max_blocks, device=self.device).expand_as(absent)
         ordinals = torch.zeros(len(rows), k + 1, dtype=torch.int64, device=self.device)
         ordinals = ordinals.scatter_(1, torch.where(absent & (rank < k), rank, k), at)[:, :k]
-        self._scatter(self.blocks, rows[:, None], ordinals, got, new)
+        self.scatter(self.blocks, rows[:, None], ordinals, got, new)
         self.pool.home[new.flatten()] = ordinals.flatten()
         slots = ordinals[..., None] * self.block_size + self._offsets
-        self._scatter(self.held, rows[:, None, None], slots, got[..., None].expand_as(slots), slots.new_full((), FREE))
+        self.scatter(self.held, rows[:, None, None], slots, got[..., None].expand_as(slots), slots.new_full((), FREE))
         return ordinals
 
     def tokens_at(self, row: int, slots: Tensor) -> Tensor:
@@ -242,58 +211,13 @@ class TokenTable:
 
     # -- parts ----------------------------------------------------------------------------------------------------------
 
-    def _by_block(self, rows: Tensor) -> Tensor:
-        return self.held[rows].unflatten(1, (-1, self.block_size))  # [B, N, S]
+    def _settle(self, rows: Tensor, *, drop_leaving: bool = False) -> Tensor:
+        """After moves: rewrite the slot maps from the table as it is. Returns how many blocks became free."""
+        self.pool.upkeep.settle_tokens(self, rows, None)
+        self.pool.upkeep.settle_blocks(self, rows, self.max_blocks, drop_leaving=drop_leaving)
+        return self.pool.push_freed()
 
-    def _closed(self, rows: Tensor, ordinals: int) -> Tensor:
-        """What becomes of a slot whose token dies: int32 [B, ordinals, S]."""
-        if self.refill:
-            private = self.private(rows)[:, :ordinals, None]
-            return torch.where(private, FREE, DEAD).to(torch.int32).expand(-1, -1, self.block_size)
-        return torch.full((1, 1, 1), DEAD, dtype=torch.int32, device=self.device).expand(len(rows), ordinals, self.block_size)
-
-    def _settle_all(self, rows: Tensor, *, drop_leaving: bool = False) -> Tensor:
-        """`_settle` by kernels, from the table as it is."""
-        from .kernels import slot_map
-
-        slot_map.settle_tokens(self, rows, None)
-        slot_map.settle_blocks(self, rows, self.max_blocks, drop_leaving=drop_leaving)
-        return slot_map.push_freed(self.pool)
-
-    def _settle(self, rows: Tensor, slot: Tensor, held: Tensor) -> Tensor:
-        """After deaths or moves: write back `held`, drop blocks that hold nothing any more, rewrite the slot maps.
-
-        slot: int32 [B, W]; held: int32 [B, n, S], of the first n ordinals. Returns how many blocks became free.
-        """
-        n = held.shape[1]
-        blocks = self.blocks[rows, :n]
-        wanted = ((held >= 0) | (held <= RESERVED)).any(-1) | self.leaving[rows, :n]
-        held = held.masked_fill_(~wanted[..., None], DEAD)
-        self.held[rows, : n * self.block_size] = held.flatten(1)
-        self.blocks[rows, :n] = torch.where(wanted, blocks, self.pool.trash)
-        freed = self.pool.free(torch.where(wanted, self.pool.trash, blocks).flatten())
-        self._list_live(rows, slot)
-        self._list_free(rows, held)
-        return freed
-
-    def _list_live(self, rows: Tensor, slot: Tensor) -> None:
-        """Write the live part of the maps: slot int32 [B, W]."""
-        live = slot >= 0
-        rank = live.cumsum(1, dtype=torch.int32)
-        self.n_live[rows] = rank[:, -1].long()
-        self._scatter(self.map, rows[:, None], rank.sub_(1), live, slot)
-
-    def _list_free(self, rows: Tensor, held: Tensor) -> None:
-        """Write the part of the maps that new tokens take: held int32 [B, n, S]."""
-        n = held.shape[1]
-        free = ((held == FREE) & ~self.leaving[rows, :n, None]).flatten(1)
-        rank = free.cumsum(1, dtype=torch.int32)
-        first = (self.blocks[rows, :n] * self.block_size).to(torch.int32)
-        slots = (first[..., None] + self._offsets.to(torch.int32)).flatten(1)
-        self.n_free[rows] = rank[:, -1].long()
-        self._scatter(self.map, rows[:, None], rank.add_(self.n_live[rows, None] - 1), free, slots)
-
-    def _scatter(self, table: Tensor, rows: Tensor, at: Tensor, where: Tensor, value: Tensor) -> None:
+    def scatter(self, table: Tensor, rows: Tensor, at: Tensor, where: Tensor, value: Tensor) -> None:
         """table[rows, at] = value where `where`; the other entries go to the trash row."""
         width = table.shape[1]
         index = at.to(torch.int64, copy=True).add_(rows * width).masked_fill_(~where, self.rows * width)

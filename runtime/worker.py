@@ -13,7 +13,7 @@ from vtoken_sdk.policy import EvictionPolicy, PolicyError
 from .block_pool import BlockPool
 from .config import ConfigError, EngineConfig
 from .copy_stream import make_copy_stream
-from .decoded import Decoded
+from .decoded import Decoded, joined
 from .graphs import bucket
 from .kernels import use_kernels
 from .kv_cache import KVCache
@@ -21,26 +21,22 @@ from .model_adapter import ModelAdapter
 from .planner import spare_blocks
 from .policy_runner import PolicyRunner
 from .prefix_index import PrefixIndex
-from .reclaimer import Reclaimer
+from .reclaimer import Reclaimer, ReclaimError
 from .sampler import sample
 from .sequence import Saved, Sequence
+from .slots import live_slots, poison_dead_slots
+from .step_books import StepBooks
 from .step_context import Part, PlainStep, StepContext
-from .step_in_flight import POOL_FIELDS
 from .stopwatch import Stopwatch
-from .token_table import PAD, RESERVED, TokenTable, round_up
+from .token_table import PAD, TokenTable, round_up
 from .transfer import Sender, to_device, to_host
 from .worker_graphs import WorkerGraphs, sizes_up_to
 
-RAN, TOKEN, STOPPED, BAD_LAYER = range(4)  # columns of `Worker.made`
-EVICTED, MOVED, FREED = range(3)  # of `Worker.counters`
-
 
 class Worker:
-    """Device state of R rows: the table and pool, keys and values, what each row samples next, and this step's record.
+    """Device state of R rows: the table and pool, keys and values, what each row samples next, and this step's books.
 
     alive: bool [R + 1], false once a row has stopped; the host learns of it later. last_token: int64 [R + 1].
-    made: int64 [R + 1, 4], of this step: ran, token, stopped, bad layer (-1: none). counters: int64 [3], of this step: tokens evicted,
-    tokens moved, blocks freed.
     """
 
     def __init__(self, model: ModelAdapter, config: EngineConfig, policy: EvictionPolicy | None) -> None:
@@ -59,9 +55,7 @@ class Worker:
         self.reclaimer = Reclaimer(self.table, copies, config.reclaim, capture=graphs) if config.compacts else None
         self.alive = torch.zeros(config.max_running + 1, dtype=torch.bool, device=device)
         self.last_token = torch.zeros(config.max_running + 1, dtype=torch.int64, device=device)
-        self.made = torch.zeros(config.max_running + 1, 4, dtype=torch.int64, device=device)
-        self.counters = torch.zeros(3, dtype=torch.int64, device=device)
-        self._begin_books()
+        self.books = StepBooks(self.table)
         self.watch = Stopwatch()
         self.send = Sender(device)
         if self.kernels:
@@ -88,7 +82,7 @@ class Worker:
         if self.reclaimer is not None:
             self.reclaimer.tick()
         if self.config.poison:
-            self.poison_dead_slots()
+            poison_dead_slots(self.table, self.cache, self.index)
 
     def warm_up(self, tokens: int, batch: int) -> None:
         """Room for rows of so many tokens, and the graphs of up to so many rows. For an engine that holds nothing."""
@@ -127,7 +121,7 @@ class Worker:
 
     def release(self, rows: Seq[int]) -> None:
         index = self.send(tuple(rows))
-        self.counters[FREED] += self.table.release(index)
+        self.books.add(freed=self.table.release(index))
         if self.runner is not None:
             self.runner.forget(rows)
         self.alive.index_fill_(0, index, 0)
@@ -150,7 +144,7 @@ class Worker:
             made = [self.graphs.decode(tuple(seq.held_row for seq in decode))]
         else:
             parts = [self._decode_part(self._padded(decode), width, record=record)] if decode else []
-            made = self._run([*parts, *(self._chunk_part(seq, end, width) for seq, end in chunks)], width)
+            made = self._run([*parts, *(self._chunk_part(seq, end, width) for seq, end in chunks)])
             made[: len(parts)] = [one.first(len(decode)) for one in made[: len(parts)]]
         for seqs, one in zip(groups, made, strict=True):
             self._sample(seqs, one)
@@ -160,15 +154,15 @@ class Worker:
 
     def decode_rows(self, rows: Tensor, width: int) -> Decoded:
         """The part of `forward` that a graph can hold: rows int64 [B]; padded ones name the trash row."""
-        return self._run([self._decode_part(rows, width, record=False)], width)[0]
+        return self._run([self._decode_part(rows, width, record=False)])[0]
 
-    def _run(self, parts: Seq[tuple[Tensor, Part]], width: int) -> list[Decoded]:
+    def _run(self, parts: Seq[tuple[Tensor, Part]]) -> list[Decoded]:
         """parts: with the tokens that run in each row, int64 [B]."""
-        layers, made = self.model.layers, []
+        made = []
         for (count, part), logits in zip(parts, self.model.forward([part for _, part in parts]), strict=True):
             step = part.step
-            chosen, bad_layer = (None, step.bad_layer) if logits is None else step.choose(logits, layers)
-            mass = step.attention_by_token(count, width, layers) if step.want_mass else None
+            chosen, bad_layer = (None, step.bad_layer) if logits is None else step.choose(logits)
+            mass = step.attention_by_token(count) if step.want_mass else None
             made.append(Decoded(step.rows, count, bad_layer, logits, chosen, mass, step.key_norms))
         return made
 
@@ -207,8 +201,7 @@ class Worker:
         """Choose the tokens of rows that have logits, and see who stops."""
         rows, count, token = made.rows, made.count, made.chosen
         if made.logits is None:
-            self.made[rows, RAN] = count
-            self.made[rows, BAD_LAYER] = made.bad_layer
+            self.books.enter(rows, count, made.bad_layer)
             return
         assert token is not None
         if any(seq.params.draws for seq in seqs):
@@ -222,33 +215,29 @@ class Worker:
             )
         )
         forced, ends = said[:, 0], said[:, 1:]
-        if self.kernels:
-            from .kernels.step_end import finish
-
-            finish(rows, count, token, made.bad_layer, forced, ends, self.last_token, self.alive, self.made)
-            return
-        token = torch.where(forced >= 0, forced, token)
-        stopped = (token[:, None] == ends).any(1) & (count > 0)
-        layer = torch.where(count > 0, made.bad_layer, -1)
-        self.made[rows] = torch.stack((count, token, stopped.long(), layer), 1)
-        self.last_token[rows] = torch.where(count > 0, token, self.last_token[rows])
-        self.alive[rows] &= ~stopped & (layer < 0)
+        self.books.finish(rows, count, token, made.bad_layer, forced, ends, self.last_token, self.alive)
 
     # -- eviction and reclaim -------------------------------------------------------------------------------------------
 
-    def sync_new_tokens(self, seqs: Seq[Sequence], count: Tensor, mass: Tensor | None, width: int) -> dict[int, PolicyError]:
+    def sync_new_tokens(self, made: Seq[tuple[Seq[Sequence], Decoded]], width: int) -> dict[int, PolicyError]:
         assert self.runner is not None
-        rows = [seq.held_row for seq in seqs]
-        return self.runner.sync(rows, count, mass if self.runner.reads_attention else None, width)
+        rows = [seq.held_row for seqs, _ in made for seq in seqs]
+        count = joined([one.count for _, one in made])
+        mass = joined([one.mass for _, one in made if one.mass is not None]) if self.runner.reads_attention else None
+        return self.runner.sync(rows, count, mass, width)
 
     def ask_policy(self, seqs: Seq[Sequence], width: int) -> tuple[Tensor, dict[int, PolicyError]]:
         """Who dies now, bool [B, width]: only in rows that ran and are over their budget."""
         assert self.runner is not None
         kill, failed = self.runner.evict([seq.held_row for seq in seqs], width)
         rows = self._rows(seqs)
-        due = self.runner.due(rows, self.made[rows, RAN] > 0)
+        return kill & self._due(rows)[:, None], failed
+
+    def _due(self, rows: Tensor) -> Tensor:
+        """bool [B]: rows, int64 [B], that ran, are over their budget, and whose answer was sound; those whose answer was not end."""
+        assert self.runner is not None
         self.alive[rows] &= ~self.runner.bad[rows]
-        return kill & due[:, None], failed
+        return self.runner.due(rows, self.books.ran(rows))
 
     def evict_token(self, seqs: Seq[Sequence], kill: Tensor) -> None:
         """kill: bool [B, width]."""
@@ -257,20 +246,17 @@ class Worker:
 
     def _evict_rows(self, rows: Tensor, kill: Tensor) -> None:
         evicted, freed = self.table.evict_token(rows, kill)
-        self.counters[EVICTED] += evicted
-        self.counters[FREED] += freed
+        self.books.add(evicted=evicted, freed=freed)
 
     def ask_and_evict(self, rows: Tensor) -> Tensor:
         """`ask_policy` and `evict_token` as a graph holds them: rows int64 [B]. Returns what the policy answered, bool [B, T]."""
         assert self.runner is not None
         answer = self.runner.answer(rows, self.table.max_tokens)
-        due = self.runner.due(rows, self.made[rows, RAN] > 0)
-        self.alive[rows] &= ~self.runner.bad[rows]
-        self._evict_rows(rows, answer & due[:, None])
+        self._evict_rows(rows, answer & self._due(rows)[:, None])
         return answer
 
     def apply_logged_deaths(self, seq: Sequence) -> None:
-        self.counters[FREED] += self.table.apply_logged_deaths(self._rows([seq]))
+        self.books.add(freed=self.table.apply_logged_deaths(self._rows([seq])))
         self.main_operation()
 
     def evict_out_of_window(self, seqs: Seq[Sequence], width: int) -> None:
@@ -279,20 +265,23 @@ class Worker:
         assert window is not None
         rows = self._rows(seqs)
         ids = torch.arange(width, device=rows.device)
-        ran = self.made[rows, RAN, None] > 0  # a row that has stopped keeps what it has
-        self.evict_token(seqs, ran & (ids <= self.table.length[rows][:, None] - window))
+        ran = self.books.ran(rows) & (self.alive[rows] | self.books.stopped(rows))  # a row that stopped earlier keeps what it has
+        self.evict_token(seqs, ran[:, None] & (ids <= self.table.length[rows][:, None] - window))
 
     def publish(self) -> None:
         """Apply the plan in flight. Raises ReclaimError if its copies failed."""
         assert self.reclaimer is not None
-        moves, freed = self.reclaimer.publish()
-        self.counters[MOVED] += moves
-        self.counters[FREED] += freed
+        try:
+            moves, freed = self.reclaimer.publish()
+        except ReclaimError as error:
+            self.books.add(freed=error.freed)
+            raise
+        self.books.add(moved=moves, freed=freed)
         self.main_operation()
 
     def drop_prefixes(self, n: int) -> None:
         assert self.index is not None
-        self.counters[FREED] += self.index.drop(n)
+        self.books.add(freed=self.index.drop(n))
         self.main_operation()
 
     # -- what the host asks ---------------------------------------------------------------------------------------------
@@ -311,59 +300,17 @@ class Worker:
         return need
 
     def record(self) -> Tensor:
-        """int64 [R + 1, fields]: see step_in_flight. Begins a new step's books."""
-        table, pool = self.table, self.pool
-        if self.kernels and self.index is None:
-            return self.graphs.record() if self.graphs is not None else self.record_by_kernel()
-        bad = self.runner.bad.long() if self.runner is not None else torch.zeros_like(table.n_live)
-        n_held = (table.blocks != pool.trash).sum(1)
-        ran, token, stopped, layer = self.made.unbind(1)
-        made = torch.stack((ran, token, stopped, bad, layer, table.n_live, n_held), 1)
-        held, live = pool.n_blocks - pool.top, table.n_live[:-1].sum()
-        if self.index is not None:
-            owned = self.index.owned()
-            held = held - ((owned > 0) & (pool.owners == owned)).sum()
-            live = self.live_slots().sum()
-        made[-1, : len(POOL_FIELDS)] = torch.stack((pool.top, *self.counters, held, live))
-        self._begin_books()
-        return made
+        """int64 [R + 1, fields]: see `StepBooks`. Begins a new step's books."""
+        if not self.kernels or self.index is not None:
+            shared = (self.index.owned(), live_slots(self.table)) if self.index is not None else (None, None)
+            return self.books.record(self._bad_answers, *shared)
+        return self.graphs.record() if self.graphs is not None else self.record_by_kernel()
 
     def record_by_kernel(self) -> Tensor:
         """`record`, where no prefixes are shared."""
-        from .kernels.step_end import record
+        return self.books.record_by_kernel(self._bad_answers)
 
-        table, pool = self.table, self.pool
-        bad_answer = self.runner.bad if self.runner is not None else None
-        return record(self.made, bad_answer, table.n_live, table.blocks, self.counters, pool.top, pool.n_blocks, pool.trash)
-
-    def _begin_books(self) -> None:
-        self.made.zero_()
-        self.made[:, BAD_LAYER] = -1
-        self.counters.zero_()
-
-    def _marked(self, slots: Tensor) -> Tensor:
-        """bool [n_slots + 1]: the slots of an int64 tensor that names the trash slot, the last one, where it means none."""
-        mark = torch.zeros(self.cache.n_slots + 1, dtype=torch.bool, device=self.model.device)
-        return mark.index_fill_(0, slots.flatten(), 1)
-
-    def live_slots(self) -> Tensor:
-        """bool [n_slots]: slots that hold a live token of some request."""
-        slot = self.table.slot[:-1].long()
-        return self._marked(torch.where(slot >= 0, slot, self.cache.n_slots))[:-1]
-
-    def occupancy(self) -> Tensor:
-        """int64 [S + 1]: how many blocks that requests hold, each once, have 0, 1, ... S live tokens."""
-        size, blocks = self.table.block_size, self.table.blocks[:-1].flatten()
-        held = torch.zeros_like(self.pool.freed, dtype=torch.bool).index_fill_(0, blocks, 1)[:-1]
-        live = self.live_slots().view(-1, size).sum(1)
-        return torch.bincount(torch.where(held, live, size + 1), minlength=size + 2)[:-1]
-
-    def poison_dead_slots(self) -> None:
-        """NaN into every slot that holds nothing of value; a move's target holds a value once it is copied. Never waits."""
-        table, size = self.table, self.table.block_size
-        held_slots = (table.blocks[..., None] * size + torch.arange(size, device=self.model.device)).flatten(1)  # [R + 1, N * S]
-        reserved = self._marked(torch.where(table.held <= RESERVED, held_slots, table.trash_slot).clamp(max=table.trash_slot))
-        keep = self.live_slots() | reserved[:-1]
-        if self.index is not None:
-            keep |= (self.index.owned()[:-1] > 0).repeat_interleave(size)
-        self.cache.poison(keep)
+    @property
+    def _bad_answers(self) -> Tensor | None:
+        """bool [R + 1]."""
+        return self.runner.bad if self.runner is not None else None

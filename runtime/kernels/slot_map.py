@@ -1,4 +1,4 @@
-"""Upkeep of the Token Table: one new token for each row, deaths, and the slot map after them. Twins of `TokenTable`'s operations.
+"""Upkeep of the Token Table by kernels: one new token for each row, deaths, and the slot map after them. The twin of `upkeep`.
 
 R rows, T token ids, N ordinals of held blocks, S slots a block.
 """
@@ -12,14 +12,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .. import upkeep
+
 if TYPE_CHECKING:
     from ..block_pool import BlockPool
     from ..token_table import TokenTable
 
-FREE: tl.constexpr = tl.constexpr(-1)
-DEAD: tl.constexpr = tl.constexpr(-2)
-RESERVED: tl.constexpr = tl.constexpr(-3)
-NEVER: tl.constexpr = tl.constexpr(2**31 - 1)
+FREE: tl.constexpr = tl.constexpr(upkeep.FREE)
+DEAD: tl.constexpr = tl.constexpr(upkeep.DEAD)
+RESERVED: tl.constexpr = tl.constexpr(upkeep.RESERVED)
+NEVER: tl.constexpr = tl.constexpr(upkeep.NEVER)
 
 
 @triton.jit
@@ -41,13 +43,12 @@ def _pop(rows, counts, n_free, stack, top, owners, got, n_rows, trash, B: tl.con
 
 @triton.jit
 def _append_one(
-    rows, counts, got, slot, blocks, held, slot_map, length, n_live, n_free, home, out, positions, trash, max_tokens, max_blocks,
+    rows, counts, got, slot, blocks, held, slot_map, length, n_live, n_free, home, out, trash, max_tokens, max_blocks,
     S: tl.constexpr, S_PAD: tl.constexpr, O: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0)
     row = tl.load(rows + b)
     count, n = tl.load(counts + b), tl.load(length + row)
-    tl.store(positions + b, n + count - 1)
     if count == 0:
         tl.store(out + b, trash * S)
         return
@@ -77,16 +78,16 @@ def _append_one(
     tl.store(length + row, n + 1)
 
 
-def append_one(table: TokenTable, rows: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """`TokenTable.append` of at most one token a row: rows, counts int64 [B]. Returns slots and positions, int64 [B, 1]."""
+def append_one(table: TokenTable, rows: Tensor, counts: Tensor) -> Tensor:
+    """`TokenTable.append` of at most one token a row: rows, counts int64 [B]. Returns its slots, int64 [B, 1]."""
     t, pool, n = table, table.pool, len(rows)
-    got, slots, positions = (torch.empty_like(counts) for _ in range(3))
+    got, slots = torch.empty_like(counts), torch.empty_like(counts)
     _pop[(1,)](rows, counts, t.n_free, pool.stack, pool.top, pool.owners, got, n, pool.trash, B=triton.next_power_of_2(n), num_warps=4)
     _append_one[(n,)](
-        rows, counts, got, t.slot, t.blocks, t.held, t.map, t.length, t.n_live, t.n_free, pool.home, slots, positions, pool.trash,
+        rows, counts, got, t.slot, t.blocks, t.held, t.map, t.length, t.n_live, t.n_free, pool.home, slots, pool.trash,
         t.max_tokens, t.max_blocks, S=t.block_size, S_PAD=triton.next_power_of_2(t.block_size), O=1024, num_warps=4,
     )  # fmt: skip
-    return slots[:, None], positions[:, None]
+    return slots[:, None]
 
 
 @triton.jit
@@ -194,11 +195,10 @@ def push_freed(pool: BlockPool) -> Tensor:
     return count
 
 
-def free(pool: BlockPool, ids: Tensor) -> Tensor:
-    """`BlockPool.free`: ids int64 [n] -> blocks that became free, int64 []."""
+def drop(pool: BlockPool, ids: Tensor) -> None:
+    """Take one owner from each block, int64 [n]; those without any are marked in `freed`."""
     n = len(ids)
     _drop[(triton.cdiv(n, 1024),)](ids, pool.owners, pool.freed, n, pool.trash, I=1024, num_warps=4)
-    return push_freed(pool)
 
 
 def settle_tokens(table: TokenTable, rows: Tensor, kill: Tensor | None) -> Tensor:

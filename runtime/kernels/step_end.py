@@ -33,11 +33,7 @@ def finish(
     rows: Tensor, count: Tensor, chosen: Tensor, bad_layer: Tensor, forced: Tensor, ends: Tensor, last_token: Tensor, alive: Tensor,
     made: Tensor,
 ) -> None:  # fmt: skip
-    """chosen, forced: int64 [B], the sampled token and the one to take instead (-1: none). bad_layer: int64 [B], -1 if none.
-
-    ends: int64 [B, E], end tokens, -1 where there are fewer; forced and ends are columns of one tensor. Updates last_token and alive,
-    [R + 1], and writes made, int64 [R + 1, 4]: how many ran, token, stopped, bad layer.
-    """
+    """As `StepBooks.finish`. Writes made, int64 [R + 1, 4]: how many ran, token, stopped, bad layer."""
     assert forced.stride(0) == ends.stride(0), "columns of one tensor"
     _finish[(len(rows),)](
         rows, count, chosen, bad_layer, forced, ends, last_token, alive, made, ends.shape[1], forced.stride(0),
@@ -87,7 +83,7 @@ def _record(
 def record(
     made: Tensor, bad: Tensor | None, n_live: Tensor, blocks: Tensor, counters: Tensor, top: Tensor, n_blocks: int, trash: int
 ) -> Tensor:
-    """int64 [R + 1, 7]: see `step_in_flight`. Resets made and counters, int64 [3]: tokens evicted, moved, blocks freed."""
+    """int64 [R + 1, 7]: see `step_books`. Resets made and counters, int64 [3]: tokens evicted, moved, blocks freed."""
     out = torch.empty(len(made), 7, dtype=torch.int64, device=made.device)
     rows = len(made) - 1
     _record[(rows + 1,)](

@@ -10,7 +10,8 @@ import torch
 from vtoken_sdk.runtime.block_pool import BlockPool
 from vtoken_sdk.runtime.config import ReclaimOptions
 from vtoken_sdk.runtime.planner import spare_blocks
-from vtoken_sdk.runtime.token_table import DEAD, FREE, TokenTable
+from vtoken_sdk.runtime.token_table import TokenTable
+from vtoken_sdk.runtime.upkeep import DEAD, FREE
 
 from .plain import PlainTable, rebuild_map
 

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from vtoken_sdk.runtime.config import ReclaimOptions
-from vtoken_sdk.runtime.token_table import DEAD, FREE, NEVER, RESERVE, RESERVED, TokenTable
+from vtoken_sdk.runtime.token_table import TokenTable
+from vtoken_sdk.runtime.upkeep import DEAD, FREE, NEVER, RESERVE, RESERVED
 
 
 def rebuild_map(table: TokenTable, rows: Tensor) -> None:
     """Write the slot maps of these rows anew: live slots in token order, then slots that may be appended to."""
-    table._list_live(rows, table.slot[rows])
-    table._list_free(rows, table._by_block(rows))
+    table.pool.upkeep.settle_tokens(table, rows, None)
+    table.pool.upkeep.settle_blocks(table, rows, table.max_blocks, close=False)
 
 
 Place = tuple[int, int]  # ordinal of a block in a row's list, offset in the block

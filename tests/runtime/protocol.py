@@ -11,11 +11,13 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vtoken_sdk.runtime import upkeep
 from vtoken_sdk.runtime.audit import check_owners, check_rows
 from vtoken_sdk.runtime.block_pool import BlockPool
 from vtoken_sdk.runtime.config import ReclaimOptions
@@ -24,7 +26,8 @@ from vtoken_sdk.runtime.kv_cache import KVCache
 from vtoken_sdk.runtime.planner import Plan, spare_blocks
 from vtoken_sdk.runtime.prefix_index import PrefixIndex, prefix_keys
 from vtoken_sdk.runtime.reclaimer import Reclaimer
-from vtoken_sdk.runtime.token_table import DEAD, RESERVE, TokenTable
+from vtoken_sdk.runtime.token_table import TokenTable
+from vtoken_sdk.runtime.upkeep import DEAD, RESERVE
 
 ROWS, TOKENS, UNIT = 3, 64, 4
 CPU = torch.device("cpu")
@@ -380,17 +383,20 @@ def _do_not_reserve(sim: Simulation) -> None:
     table.begin_moves, table.apply_moves = begin_unreserved, apply_anyway  # type: ignore[method-assign]
 
 
-def _append_to_leaving(sim: Simulation) -> None:
-    table = sim.table
-    list_free = table._list_free
+def _settle_blocks_by(sim: Simulation, settle_blocks: Callable[..., None]) -> None:
+    changed = SimpleNamespace(**{**vars(upkeep), "settle_blocks": settle_blocks})
+    sim.pool.__class__ = type("FaultyPool", (BlockPool,), {"upkeep": changed})
 
-    def list_all(rows: Tensor, held: Tensor) -> None:
+
+def _append_to_leaving(sim: Simulation) -> None:
+    def settle_blocks(table: TokenTable, rows: Tensor, ordinals: int, **how: bool) -> None:
+        upkeep.settle_blocks(table, rows, ordinals, **how)
         leaving = table.leaving[rows]
         table.leaving[rows] = False
-        list_free(rows, held)
+        upkeep.settle_blocks(table, rows, table.max_blocks, close=False)
         table.leaving[rows] = leaving
 
-    table._list_free = list_all  # type: ignore[method-assign]
+    _settle_blocks_by(sim, settle_blocks)
 
 
 def _resurrect(sim: Simulation) -> None:
@@ -408,15 +414,16 @@ def _resurrect(sim: Simulation) -> None:
 
 def _retire_in_flight(sim: Simulation) -> None:
     table = sim.table
-    evict, settle = table.evict_token, table._settle
+    evict = table.evict_token
     evicting = [False]
 
-    def settle_all(rows: Tensor, slot: Tensor, held: Tensor) -> Tensor:
+    def settle_blocks(table: TokenTable, rows: Tensor, ordinals: int, **how: bool) -> None:
         if evicting[0]:
+            held = table.held[rows, : ordinals * table.block_size].unflatten(1, (ordinals, -1))
             empty = ~(held >= 0).any(-1)
-            held = held.masked_fill(empty[..., None], DEAD)
-            table.leaving[rows, : held.shape[1]] &= ~empty
-        return settle(rows, slot, held)
+            table.held[rows, : ordinals * table.block_size] = held.masked_fill(empty[..., None], DEAD).flatten(1)
+            table.leaving[rows, :ordinals] &= ~empty
+        upkeep.settle_blocks(table, rows, ordinals, **how)
 
     def evict_and_retire(rows: Tensor, kill: Tensor) -> tuple[Tensor, Tensor]:
         evicting[0] = True
@@ -424,7 +431,8 @@ def _retire_in_flight(sim: Simulation) -> None:
         evicting[0] = False
         return result
 
-    table.evict_token, table._settle = evict_and_retire, settle_all  # type: ignore[method-assign]
+    table.evict_token = evict_and_retire  # type: ignore[method-assign]
+    _settle_blocks_by(sim, settle_blocks)
 
 
 def _shared_is_private(sim: Simulation) -> None:

@@ -9,7 +9,8 @@ import torch
 
 from vtoken_sdk.policies.random import Random
 from vtoken_sdk.runtime import Engine, EngineConfig, EvictOptions, ReclaimOptions, SamplingParams
-from vtoken_sdk.runtime.token_table import DEAD, FREE, RESERVE, TokenTable
+from vtoken_sdk.runtime.token_table import TokenTable
+from vtoken_sdk.runtime.upkeep import DEAD, FREE, RESERVE
 
 from .oracles import make_engine, prompt, small
 from .plain import rebuild_map

@@ -15,6 +15,7 @@ from vtoken_sdk.policies.streaming_llm import StreamingLLM
 from vtoken_sdk.policy import EvictionPolicy
 from vtoken_sdk.runtime import Engine, EngineConfig, EvictOptions, SamplingParams
 from vtoken_sdk.runtime.model_loader import LoadedModel
+from vtoken_sdk.runtime.slots import live_slots
 
 from .oracles import SMALL, Run, assert_close, build, drive, make_engine, masked_logits, prompt, small, step_audited, tiny
 
@@ -42,7 +43,7 @@ def test_rubbish_in_dead_free_and_padded_slots_stays_there(runtime: Any, rubbish
         worker = engine.worker
         if worker.reclaimer is None or worker.reclaimer.idle:  # a copied token is not in the map yet
             dead = torch.ones(worker.cache.keys.shape[1], dtype=torch.bool)
-            dead[: worker.cache.n_slots] = ~worker.live_slots()
+            dead[: worker.cache.n_slots] = ~live_slots(worker.table)
             worker.cache.keys[:, dead] = worker.cache.values[:, dead] = rubbish
         return step()
 

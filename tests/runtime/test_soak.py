@@ -14,7 +14,7 @@ from vtoken_sdk.policies.random import Random
 from vtoken_sdk.policies.streaming_llm import StreamingLLM
 from vtoken_sdk.policy import EvictionPolicy
 from vtoken_sdk.runtime import Engine, EngineConfig, EvictOptions, ReclaimOptions, RequestRejected, SamplingParams
-from vtoken_sdk.runtime.step_in_flight import POOL_FIELDS
+from vtoken_sdk.runtime.step_books import POOL_FIELDS
 
 from .oracles import copy_some, make_engine, tiny
 

@@ -17,7 +17,8 @@ from vtoken_sdk.runtime.audit import check_owners, check_rows
 from vtoken_sdk.runtime.block_pool import BlockPool
 from vtoken_sdk.runtime.config import ReclaimOptions
 from vtoken_sdk.runtime.planner import Plan, plan, spare_blocks
-from vtoken_sdk.runtime.token_table import NEVER, PAD, TokenTable
+from vtoken_sdk.runtime.token_table import PAD, TokenTable
+from vtoken_sdk.runtime.upkeep import NEVER
 
 from .no_sync import NoHostReads
 from .plain import PlainPlan, PlainTable, rebuild_map

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+from typing import Literal
 
 import pytest
 import torch
 
 from vtoken_sdk.runtime.block_pool import BlockPool
+from vtoken_sdk.runtime.config import ReclaimOptions
+from vtoken_sdk.runtime.planner import plan, spare_blocks
 from vtoken_sdk.runtime.token_table import TokenTable
 
 moves = pytest.importorskip("vtoken_sdk.runtime.kernels.moves", reason="Triton is for Linux")
@@ -61,6 +64,57 @@ def test_kernels_do_what_the_plain_operations_do(size: int, refill: bool) -> Non
             for table in tables:
                 table.append(row, torch.tensor([50], device=DEVICE), 50)
             assert_same(plain, fast)
+
+
+@pytest.mark.parametrize("packing", ["fill", "fresh"])
+@pytest.mark.parametrize(("size", "refill"), [(1, False), (8, True), (16, False)])
+def test_plans_are_the_same_by_kernels(size: int, refill: bool, packing: Literal["fill", "fresh"]) -> None:
+    """With blocks that two rows share, deaths while tokens are on the move, and plans that are canceled."""
+    torch.manual_seed(0)
+    options = ReclaimOptions(packing=packing, margin=0, move_cap=48, slack=3)
+    tables = [
+        TokenTable(BlockPool(400 // size, DEVICE, kernels=kernels), 4, size, refill=refill, spare_blocks=spare_blocks(options, size))
+        for kernels in (False, True)
+    ]
+    everyone = torch.arange(4, device=DEVICE)
+    for table in tables:
+        table.reserve(120)
+        table.append(everyone[:1], torch.tensor([64], device=DEVICE), 64)
+        table.adopt(everyone[1:2], table.blocks[0, : 32 // size].clone())
+        table.append(everyone[1:], torch.tensor([20, 50, 33], device=DEVICE), 50)
+    assert_same(*tables)
+
+    def kill_some(share: float) -> None:
+        kill = torch.rand(4, tables[0].max_tokens, device=DEVICE) < share
+        kill[everyone, tables[0].length[:4] - 1] = False
+        said = [tuple(map(int, table.evict_token(everyone, kill))) for table in tables]
+        assert said[0] == said[1]
+        assert_same(*tables)
+
+    moved = 0
+    for i in range(4):
+        kill_some(0.3)
+        rows = torch.tensor([0, 1, 3, 4] if i % 2 else [2, 1, 0], device=DEVICE)
+        plans = [plan(table, rows, options) for table in tables]
+        n = int(plans[0].count)
+        for name in ("source", "target", "token", "source_slot", "target_slot"):
+            assert torch.equal(getattr(plans[0], name)[:n], getattr(plans[1], name)[:n]), name
+        assert_same(*tables)
+        counts = (torch.rand(4, device=DEVICE) < 0.8).long()
+        assert torch.equal(*(table.append(everyone, counts, 1) for table in tables))
+        kill_some(0.15)
+        if i == 2:
+            freed = [int(table.cancel_moves(made.rows)) for table, made in zip(tables, plans, strict=True)]
+            assert freed[0] == freed[1]
+        else:
+            done = [
+                tuple(map(int, table.apply_moves(made.rows, made.source, made.target, made.token, made.count)))
+                for table, made in zip(tables, plans, strict=True)
+            ]
+            assert done[0] == done[1]
+            moved += done[0][0]
+        assert_same(*tables)
+    assert moved or size == 1
 
 
 def test_one_table_is_not_the_other() -> None:
