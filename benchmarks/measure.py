@@ -16,27 +16,42 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
+CODE = ("runtime", "policies", "vtoken_sdk", "benchmarks/*.py")
 if str(ROOT / "src") not in sys.path:  # runs without an installation, too
     sys.path.insert(0, str(ROOT / "src"))
 
 
-def provenance() -> dict[str, Any]:
-    """Commit (the variable COMMIT where files are copied without their history, else git's), versions, device and date."""
+def provenance(device: torch.device | None = None) -> dict[str, Any]:
+    """Commit (the variable COMMIT where files are copied without their history, else git's), versions, device and date.
+
+    device: None for the GPU, where there is one.
+    """
+    on_gpu = torch.cuda.is_available() if device is None else device.type == "cuda"
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
     made = {
         "commit": os.environ.get("COMMIT") or git("rev-parse", "--verify", "HEAD") or None,
+        "changed_files": git("status", "--porcelain", "--untracked-files=no", "--", *CODE).splitlines(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor(),
+        "device": torch.cuda.get_device_name(device) if on_gpu else processor(),
+        "threads": torch.get_num_threads(),
     }
     for name in ("triton", "transformers", "vllm"):
         if name in sys.modules:
             made[name] = sys.modules[name].__version__
     return made
+
+
+def processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
 
 
 def write(path: Path, results: Any, **about: Any) -> None:

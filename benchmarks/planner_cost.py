@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
-import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+from measure import ROOT, provenance
 from torch import Tensor
 
 from vtoken_sdk.runtime import Engine, EngineConfig, ReclaimOptions
@@ -30,7 +28,6 @@ from vtoken_sdk.runtime.model_loader import load_model
 from vtoken_sdk.runtime.planner import plan
 from vtoken_sdk.runtime.worker import Worker
 
-ROOT = Path(__file__).resolve().parent.parent
 SIZE, EVERY = 16, 16
 
 
@@ -113,29 +110,6 @@ def table_check(worker: Worker, rows: int) -> None:
     live = (worker.table.slot[:rows] >= 0).sum(1)
     assert torch.equal(live, worker.table.n_live[:rows])
     worker.pool.check()
-
-
-def provenance(device: torch.device) -> dict[str, Any]:
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
-
-    return {
-        "commit": git("rev-parse", "--verify", "HEAD") or None,
-        "changed_files": git("status", "--porcelain", "--untracked-files=no", "--", "runtime", "benchmarks").splitlines(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
-        "threads": torch.get_num_threads(),
-    }
-
-
-def processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def main() -> None:

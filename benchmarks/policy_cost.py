@@ -11,20 +11,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
-import subprocess
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+from measure import ROOT, provenance
 
 from vtoken_sdk.check import factory_of
-from vtoken_sdk.check.bench import KEYS, PLAIN, Cost, bench, device_name
+from vtoken_sdk.check.bench import KEYS, PLAIN, Cost, bench
 from vtoken_sdk.registry import GROUP, available_policies
 
-ROOT = Path(__file__).resolve().parent.parent
 BUNDLED = [name for name, module in available_policies().items() if module == f"{GROUP}.{name}"]
 
 
@@ -32,21 +29,6 @@ def row(cost: Cost) -> dict[str, Any]:
     shape = cost.shape
     sizes = {"requests": shape.requests, "tokens": shape.tokens, "layers": shape.layers, "kv_heads": shape.heads, "head_size": shape.size}
     return {"method": cost.method, "ms": round(cost.ms, 3), "calls": cost.calls, **sizes}
-
-
-def provenance(device: torch.device) -> dict[str, Any]:
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
-
-    return {
-        "commit": git("rev-parse", "--verify", "HEAD") or None,
-        "changed_files": git("status", "--porcelain", "--untracked-files=no", "--", "policies", "vtoken_sdk", "benchmarks").splitlines(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "device": device_name(device).rpartition(", ")[0] or device_name(device),
-        "threads": torch.get_num_threads(),
-    }
 
 
 def main() -> None:

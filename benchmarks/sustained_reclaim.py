@@ -1,8 +1,8 @@
-"""Decode steps while the side stream copies 1,024 tokens a step, against the same steps without.
+"""Decode steps while the side stream copies tokens in every step, against the same steps without.
 
-    python benchmarks/sustained_reclaim.py [--batch 16] [--ctx 8192] [--moves 1024] [--out FILE]
+    python benchmarks/sustained_reclaim.py [--batch 16] [--ctx 8192] [--moves 1024,256] [--out FILE]
 
-The copies are those of a plan, with its events (the copy waits for the main stream, and two steps later the main stream for the copy),
+The copies are those of a plan, with its events (the copy waits for the main stream, and a few steps later the main stream for the copy),
 between slots of a part of the pool that no request holds: the traffic without the eviction that would call for it. Runs alternate.
 """
 

@@ -29,7 +29,9 @@ def _attention(
     step: StepContext = kwargs.pop("vtoken_step")
     unknown = {k for k, v in kwargs.items() if k not in _KNOWN and v is not None}
     if unknown or attention_mask is not None:
-        raise NotImplementedError(f"this model's attention uses {sorted(unknown) or 'a mask'}, which the paged runtime does not honor")
+        raise NotImplementedError(
+            f"this model's attention uses {sorted(unknown) or 'a mask'}, which the paged runtime does not honor; use another model"
+        )
     scale = kwargs.get("scaling")
     if scale is None:
         scale = query.shape[-1] ** -0.5

@@ -26,7 +26,7 @@ class PolicyRunner:
 
     groups = (1, 1)
 
-    def __init__(self, policy: EvictionPolicy, model: ModelAdapter, cache: KVCache, table: TokenTable) -> None:
+    def __init__(self, policy: EvictionPolicy, model: ModelAdapter, cache: KVCache, table: TokenTable, send: Sender) -> None:
         self.policy, self.model, self.cache, self.table = policy, model, cache, table
         self.name = type(policy).__name__
         self.state: dict[str, Tensor] = {}
@@ -34,7 +34,7 @@ class PolicyRunner:
         self.budget, self.seed = self._numbers
         self.budget.fill_(1)
         self.bad = torch.zeros_like(table.length, dtype=torch.bool)
-        self._send = Sender(table.device)
+        self._send = send
         self._ids = torch.arange(0, device=table.device)
         self.learns = type(policy).sync_new_tokens is not EvictionPolicy.sync_new_tokens
         self.reads_attention = "attention" in policy.needs

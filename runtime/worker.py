@@ -48,7 +48,8 @@ class Worker:
         self.table = TokenTable(self.pool, config.max_running, size, refill=config.refill, spare_blocks=spare)
         slots = config.n_blocks * size
         self.cache = KVCache(model.layers, slots, size, model.kv_heads, model.head_dim, model.dtype, device, kernels=self.kernels)
-        self.runner = PolicyRunner(policy, model, self.cache, self.table) if policy is not None else None
+        self.send = Sender(device)
+        self.runner = PolicyRunner(policy, model, self.cache, self.table, self.send) if policy is not None else None
         self.index = PrefixIndex(self.table, config.prefix_unit) if config.prefix_cache else None
         graphs = self.kernels and config.cuda_graphs and device.type == "cuda"
         copies = make_copy_stream(self.cache, config.reclaim.stream)
@@ -57,7 +58,6 @@ class Worker:
         self.last_token = torch.zeros(config.max_running + 1, dtype=torch.int64, device=device)
         self.books = StepBooks(self.table)
         self.watch = Stopwatch()
-        self.send = Sender(device)
         if self.kernels:
             model.fuse()
         if config.capture_policy and policy is None:

@@ -14,6 +14,7 @@ from vtoken_sdk.policies.random import Random
 from vtoken_sdk.policy import CacheView, EvictionPolicy
 from vtoken_sdk.runtime import EngineConfig, EvictOptions, RequestRejected, SamplingParams, look_ahead
 
+from .no_sync import NoHostReads
 from .oracles import drive, make_engine, prompt, small
 
 PROMPTS = [prompt(0, 50), prompt(1, 33), prompt(2, 7)]
@@ -75,6 +76,22 @@ def test_the_future_is_the_full_cache_runs_from_here_on(prefill: Any) -> None:
         assert tokens is not None and run.outputs[request].token_ids == list(tokens)
         dense = dense_attention([*prompts[request], *tokens[:-1]])
         torch.testing.assert_close(future[:length], dense[length:, :length].sum(0), atol=1e-5, rtol=1e-4)
+
+
+def test_to_read_the_future_waits_for_no_device() -> None:
+    config = EngineConfig(pool_blocks=40, chunk=64, budget=0.3, evict=EvictOptions("end", 0))
+    (params,) = look_ahead(small().served, config, PROMPTS[:1], [SamplingParams(max_tokens=30)])
+    engine = make_engine(small().served, config, Seer())
+    engine.add_request(PROMPTS[0], params)
+    engine.step()
+    runner = engine.worker.runner
+    assert runner is not None and params.future is not None
+    row = torch.tensor([0])
+    with NoHostReads():
+        seen = runner._future_of(row, [0], 64)
+    length = int(engine.worker.table.length[0])
+    want = params.future.still_to_come()[list(params.future.lengths).index(length) + 1, :length]
+    assert torch.equal(seen[0, 0, :length], want)
 
 
 def test_the_oracle_loses_the_least_of_what_is_to_come() -> None:

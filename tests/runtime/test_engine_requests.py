@@ -312,3 +312,20 @@ def test_a_capture_that_cannot_be_is_refused(policy: EvictionPolicy | None, why:
     config = EngineConfig(runtime="native" if policy is None else "vtoken", capture_policy=True, cuda_graphs=False)
     with pytest.raises(ConfigError, match=f"capture_policy=True: {why}"):
         make_engine(tiny("llama").served, config, policy)
+
+
+@pytest.mark.parametrize("key", ["prefix_cache", "poison", "cuda_graphs", "capture_policy"])
+def test_a_word_is_no_switch(key: str) -> None:
+    """ "false" is true to Python."""
+    options: dict[str, Any] = {key: "false"}
+    with pytest.raises(ConfigError, match=f"{key}='false': use true or false"):
+        EngineConfig(**options)
+    with pytest.raises(ConfigError, match=r"reclaim\.refill='false': use true or false"):
+        ReclaimOptions(refill="false")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("key", "kind"), [("evict", "EvictOptions"), ("reclaim", "ReclaimOptions")])
+def test_groups_of_options_have_their_own_class(key: str, kind: str) -> None:
+    options: dict[str, Any] = {key: "chunk"}
+    with pytest.raises(ConfigError, match=f"{key}='chunk': use {kind}"):
+        EngineConfig(**options)

@@ -17,6 +17,7 @@ from vtoken_sdk.runtime.eviction import eviction_log
 from vtoken_sdk.runtime.planner import Plan, plan, spare_blocks
 from vtoken_sdk.runtime.policy_runner import PolicyRunner
 from vtoken_sdk.runtime.token_table import TokenTable, round_up
+from vtoken_sdk.runtime.transfer import Sender
 
 from .file import RecordedRun
 from .keys import RecordedKV
@@ -58,7 +59,7 @@ class ReplayRunner(PolicyRunner):
                 "it reads queries, which are not in a recording; run it with a model: vtoken-sweep", policy=type(policy).__name__
             )
         nothing: Any = None  # neither a model nor a cache: nothing here asks for them
-        super().__init__(policy, nothing, nothing, table)
+        super().__init__(policy, nothing, nothing, table, Sender(table.device))
         self.norms = norms  # fp32 [R, T]
 
     def _score_row(self, row: int, n: int, length: int, fn: Callable[[LiveKV], Tensor], width: int) -> Tensor:
