@@ -103,16 +103,6 @@ def _split(
     tl.store(out + part[:, None] * D + d[None, :], acc / total[:, None], mask=is_head[:, None] & (d < D)[None, :])
 
 
-@triton.jit
-def _log_sums(lse, head, real, splits, SPLITS_PAD: tl.constexpr):
-    """fp32 [heads], base 2: the log-sum-exp of each head over all its splits."""
-    s = tl.arange(0, SPLITS_PAD)
-    x = tl.load(lse + head[:, None] * splits + s[None, :], mask=real[:, None] & (s < splits)[None, :], other=float("-inf"))
-    peak = tl.max(x, 1)
-    safe = tl.where(peak == float("-inf"), 0.0, peak)
-    return safe + tl.log2(tl.maximum(tl.sum(tl.exp2(x - safe[:, None]), 1), 1e-37))
-
-
 @triton.jit(do_not_specialize=["layer"])
 def _merge(
     parts, lse, probs, peaks, rows, n_live, first, out, mass, first_bad, layer,
@@ -152,6 +142,7 @@ def _merge(
         tl.store(out + (b * H * R + pid) * D + d, result.to(out.dtype.element_ty), mask=d < D)
     elif MASS:
         group = (pid - H * R) // MASS_PROGRAMS
+        s = tl.arange(0, SPLITS_PAD)
         row = tl.load(rows + b).to(tl.int64)
         n = tl.load(n_live + row * live_row + group * GROUP * live_head).to(tl.int32)
         begin = 0
@@ -160,22 +151,19 @@ def _merge(
         where = mass + b * mass_row + group.to(tl.int64) * mass_head
         # Every head's weight of a block of tokens is 2^(its running maximum there - its log-sum-exp).
         g = tl.arange(0, HEADS)
-        at_once: tl.constexpr = GROUP * R <= HEADS
-        if at_once:
-            real = g < GROUP * R
-            head = (b * H + group * GROUP) * R + g
-            whole = _log_sums(lse, head, real, splits, SPLITS_PAD)
         for block in range((pid - H * R) % MASS_PROGRAMS, tl.cdiv(n, N), MASS_PROGRAMS):
             i = block * N + tl.arange(0, N)
             seen = (i < n) & (i >= begin)
             received = tl.zeros((N,), tl.float32)
             for first_head in tl.static_range(0, GROUP * R, HEADS):
-                if not at_once:
-                    real = first_head + g < GROUP * R
-                    head = (b * H + group * GROUP) * R + first_head + g
-                    whole = _log_sums(lse, head, real, splits, SPLITS_PAD)
+                real = first_head + g < GROUP * R
+                head = (b * H + group * GROUP) * R + first_head + g
                 p = tl.load(probs + head[:, None] * probs_row + i[None, :], mask=real[:, None] & seen[None, :], other=0.0).to(tl.float32)
                 top = tl.load(peaks + head * peaks_row + block, mask=real & (block >= begin // N), other=float("-inf"))
+                x = tl.load(lse + head[:, None] * splits + s[None, :], mask=real[:, None] & (s < splits)[None, :], other=float("-inf"))
+                peak = tl.max(x, 1)
+                safe = tl.where(peak == float("-inf"), 0.0, peak)
+                whole = safe + tl.log2(tl.maximum(tl.sum(tl.exp2(x - safe[:, None]), 1), 1e-37))
                 received += tl.sum(p * tl.exp2(top - whole)[:, None], 0)
             received *= share
             if ADD:
