@@ -2,8 +2,9 @@
 
     python benchmarks/paper_experiments.py [--only memory:mistral-7b,capacity:llama-3.1-8b,...] [--work DIR] [--out DIR]
 
-Needs the package's own dependencies (hydra, say). Writes experiment_NAME_MODEL_h200.json into --out: the command, the findings
-with the paper's figures, and a few columns of every job. Loads are smaller than the experiments' own, to fit a few minutes.
+Needs the package's own dependencies (hydra, say). `chunks` is `throughput` with shorter chunks of a prompt for h2o: attention mass makes
+them slower, and the tokens beside them. Writes experiment_NAME_MODEL_h200.json into --out: the command, the findings with the paper's
+figures, and a few columns of every job. Loads are smaller than the experiments' own, to fit a few minutes.
 """
 
 from __future__ import annotations
@@ -37,16 +38,18 @@ def options(experiment: str, model: str) -> list[str]:
         native, vtoken = CAPACITY[model]
         tried = [f"runtime=native requests={n}" for n in native] + [f"runtime=vtoken requests={n}" for n in vtoken]
         return ["evict.prefill=chunk", "runtime=native", "requests=1", f"vary={tried}"]
-    if experiment == "throughput":
-        # Attention mass makes h2o's chunks a fifth slower, and the tokens beside them: chunks a quarter shorter make up for it.
+    if experiment in ("throughput", "chunks"):
+        same = ["evict.prefill=chunk", "output_tokens=256", "num_warmups=2", *LOADS[model]]
+        if experiment == "throughput":
+            return [*same, "policy=streaming_llm,h2o", "runtime=native,vtoken"]
         tried = ["runtime=native", "runtime=vtoken policy=streaming_llm", "runtime=vtoken policy=h2o chunk=1536"]
-        same = ["evict.prefill=chunk", "runtime=native", "output_tokens=256", "num_warmups=2", *LOADS[model]]
-        return [*same, f"vary={tried}"]
+        return [*same, "runtime=native", f"vary={tried}"]
     return ["seed=0,1", "num_warmups=2"]  # overhead
 
 
 def run(experiment: str, model: str, folder: Path) -> list[str]:
-    words = [f"experiment={experiment}", f"model={model}", "weights=dummy", f"pool_blocks={POOLS[model]}", "tracker=jsonl"]
+    named = "throughput" if experiment == "chunks" else experiment
+    words = [f"experiment={named}", f"model={model}", "weights=dummy", f"pool_blocks={POOLS[model]}", "tracker=jsonl"]
     words += options(experiment, model)
     program = [sys.executable, "-c", "from vtoken_sdk.cli import main; main()"]
     done = subprocess.run([*program, *words, f"dir={folder}"], stdin=subprocess.DEVNULL, check=False)
@@ -56,7 +59,7 @@ def run(experiment: str, model: str, folder: Path) -> list[str]:
 
 
 def main() -> None:
-    every = [f"{experiment}:{model}" for model in POOLS for experiment in ("memory", "capacity", "throughput", "overhead")]
+    every = [f"{experiment}:{model}" for model in POOLS for experiment in ("memory", "capacity", "throughput", "chunks", "overhead")]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(every))
     parser.add_argument("--work", type=Path, default=Path("outputs") / "paper_experiments")

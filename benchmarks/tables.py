@@ -121,7 +121,7 @@ UNITS = {"%": ("{:+.1f}", " %"), "requests": ("{:.0f}", ""), "times": ("{:.2f}",
 def paper() -> str:
     """Each figure that the paper gives beside what its experiment measured."""
     found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
-    for experiment in ("memory", "capacity", "throughput", "overhead"):
+    for experiment in ("memory", "capacity", "throughput", "chunks", "overhead"):
         for model in PAPER_MODELS:
             if not (RESULTS / f"experiment_{experiment}_{model}_h200.json").exists():
                 continue

@@ -27,10 +27,10 @@ def test_an_engine_whose_step_was_torn_says_so(step: int, error: BaseException, 
     for _ in range(step):
         engine.step()
 
-    def forward(parts: Any) -> Any:
+    def forward(*args: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(engine.worker.model, "forward", forward)
+    monkeypatch.setattr(engine.worker, "forward", forward)
     with pytest.raises(type(error)):
         engine.step()
     monkeypatch.undo()
@@ -44,10 +44,11 @@ def test_blocks_of_a_canceled_plan_are_in_the_books(monkeypatch: pytest.MonkeyPa
     config = EngineConfig(pool_blocks=64, max_running=1, reclaim=ReclaimOptions(packing="fresh", margin=0))
     worker = make_engine(small().served, config, H2O()).worker
     assert worker.reclaimer is not None
-    row = torch.tensor([0])
+    device = worker.table.device
+    row = torch.tensor([0], device=device)
     worker.table.reserve(256)
-    worker.table.append(row, torch.tensor([128]), 128)
-    kill = torch.zeros(1, worker.table.max_tokens, dtype=torch.bool)
+    worker.table.append(row, torch.tensor([128], device=device), 128)
+    kill = torch.zeros(1, worker.table.max_tokens, dtype=torch.bool, device=device)
     kill[0, :128:2] = True
     worker.table.evict_token(row, kill)
 
