@@ -64,6 +64,15 @@ def attention() -> str:
     return table(["requests x tokens", "floor", "FA3, page 1", "FA3, page 16", "ours", "ours, with attention mass"], rows)
 
 
+def chunk() -> str:
+    keys = ("attend_ms", "attend_tflops", "mass_ms", "mass_tflops")
+    rows = [
+        [name, *(f"{made[k]:{'.2f' if k.endswith('ms') else '.0f'}}" for k in keys)]
+        for name, made in results("kernel_times_h200")["chunk"].items()
+    ]
+    return table(["queries of tokens", "attention, ms", "TFLOP/s", "its mass, ms", "TFLOP/s"], rows)
+
+
 def moves() -> str:
     made = results("kernel_times_h200")["moves"]
     return table(["tokens", "of the copy's bandwidth"], [[f"{int(n):,}", f"{x['share_of_copy']:.3f}"] for n, x in made.items()])
@@ -153,7 +162,7 @@ def _range(one: dict[str, Any]) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "steps": steps, "pools": pools, "attention": attention, "moves": moves, "host": host, "reclaim": reclaim,
+    "steps": steps, "pools": pools, "attention": attention, "chunk": chunk, "moves": moves, "host": host, "reclaim": reclaim,
     "prefill": prefill, "runtimes": runtimes, "offload": offload, "paper": paper,
 }  # fmt: skip
 
