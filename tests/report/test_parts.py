@@ -178,6 +178,21 @@ def test_gates_fail_where_a_comparison_does_not_stand(tmp_path: Path) -> None:
     assert states(view(tmp_path / "chance", *slow, *again))["p95 ITL within 1.05 x native"] == "passed"  # 1.1 and 1.01: not clear
 
 
+def test_loads_are_told_apart_where_one_has_no_limit(tmp_path: Path) -> None:
+    """No limit is None in the results, as is what does not apply."""
+    rows = [
+        row(runtime, device="cuda", arrivals="rate", request_rate=rate, itl_ms_p95=p95)
+        for rate, native, vtoken in ((1.0, 10.0, 11.3), (None, 20.0, 22.2))
+        for runtime, p95 in (("native", native), ("vtoken", vtoken))
+    ]
+    seen = view(tmp_path, *rows)
+    (table,) = main_table.part(seen).tables
+    at = [column.title for column in table.columns].index("request_rate")
+    assert [line[at].text for line in table.rows] == ["1.0", "1.0", "inf", "inf"]
+    assert "request_rate" not in view(tmp_path / "one", *rows[2:]).subtitle  # nothing to say where all come at once
+    assert states(seen)["p95 ITL within 1.05 x native"] == "failed"  # each load by itself: not two draws of one
+
+
 def test_provenance_names_each_policys_source_and_what_differs(tmp_path: Path) -> None:
     part = trust.part(view(tmp_path, *FIVE))
     _, policies, facts = part.tables

@@ -19,13 +19,18 @@ VICTIM_KEYS = ("policy", "option", "budget", "evict_prefill", "evict_every")  # 
 RECLAIM_KEYS = ("threshold", "margin", "reclaim")
 POLICY_KEYS = (*VICTIM_KEYS, *RECLAIM_KEYS)
 PAIRS = ("option", "reclaim", "setup")  # columns of several options as text: "recent=0.5 sinks=4"
+UNLIMITED = float("inf")
 AS_IT_IS = ("policy", "model", "workload", "option", "reclaim", "setup")  # values that need no key in front
 
 
 def key_of(row: Row, key: str) -> Any:
-    """A budget is text: 1.0 keeps all tokens, 1 keeps one."""
+    """A budget is text: 1.0 keeps all tokens, 1 keeps one. No limit on a load is `UNLIMITED`, and a trace's own rate is "trace"."""
     value = row.get(key)
-    return str(value) if key == "budget" and value is not None else value
+    if value is None:
+        if key == "request_rate" and row.get("arrivals") == "trace":
+            return "trace"
+        return UNLIMITED if key in ("request_rate", "max_concurrency") and row.get("arrivals") is not None else None
+    return str(value) if key == "budget" else value
 
 
 def sort_key(row: Row) -> tuple[Any, ...]:
@@ -47,7 +52,7 @@ def fixed_label(rows: Sequence[Row], keys: Iterable[str] = (*POLICY_KEYS, *LOAD_
     """What all rows share, where it applies, in one line."""
     parts = []
     for key in keys:
-        named = [r for r in rows if key_of(r, key) is not None]
+        named = [r for r in rows if key_of(r, key) not in (None, UNLIMITED, "trace")]
         if named and key not in varying(rows):
             parts.append(label(named[0], [key]))
     return ", ".join(parts)

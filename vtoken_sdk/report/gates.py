@@ -8,7 +8,7 @@ from typing import Literal
 
 from vtoken_sdk.paper import LATENCY_FACTOR as SLA
 
-from .compare import Baselines, Row, grouped, label
+from .compare import LOAD_KEYS, Baselines, Row, grouped, label, varying
 from .record import Record
 from .stats import Estimate
 
@@ -97,10 +97,11 @@ def _sla(done: Sequence[Row], baselines: Baselines) -> Gate:
     """On a CPU times are noise, and not judged."""
     name = f"p95 ITL within {SLA:g} x {baselines.name}"
     judged: dict[str, list[float]] = {}
+    loads = [key for key in varying(done) if key in LOAD_KEYS and key != "seed"]  # each is judged by itself, over its seeds
     for row in done:
         base = baselines(row)
         if base is not None and row["device"] != "cpu" and row["itl_ms_p95"] and base["itl_ms_p95"]:
-            where = f"{label(row, ('policy', 'option', 'budget', 'threshold', 'margin', 'setup'))} under {row['runtime']}"
+            where = f"{label(row, ('policy', 'option', 'budget', 'threshold', 'margin', 'setup', *loads))} under {row['runtime']}"
             judged.setdefault(where, []).append(row["itl_ms_p95"] / base["itl_ms_p95"])
     if not judged:
         return Gate(name, "not judged", "CPU timing, or nothing to compare with")
