@@ -118,6 +118,15 @@ def test_the_sla_is_the_baselines_own(tmp_path: Path) -> None:
     assert [(c.text, c.tone) for c in (cell(on_a_cpu, "SLA", name) for name in ("naive", "vtoken"))] == [("not judged", "")] * 2
 
 
+def test_points_of_throughput_name_their_policies(tmp_path: Path) -> None:
+    rows = [row("native"), *(row("vtoken", policy, itl_ms_p95=ms) for policy, ms in (("h2o", 11.0), ("random", 9.0)))]
+    for plot in throughput.part(view(tmp_path, *rows)).panels[0].plots:
+        assert "h2o" in plot.svg
+        assert "random" in plot.svg
+    alone = throughput.part(view(tmp_path / "alone", *rows[:2])).panels[0].plots
+    assert not any("h2o" in plot.svg for plot in alone)  # nothing to tell apart
+
+
 def test_occupancy_is_drawn_where_it_is_recorded_and_never_made_up(tmp_path: Path) -> None:
     without = occupancy.part(view(tmp_path / "a", *FIVE))
     assert without.reason.startswith("The histogram is not recorded: steps.parquet has no column occupancy")

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,9 +50,15 @@ STYLE: Any = {
 }
 
 
+NOTES = 12  # of a plot, at most: more would hide each other
+
+
 @dataclass(frozen=True)
 class Curve:
-    """x, y: one point each; half: of its interval, 0 where there is none. marker: of its points; a line of one point needs it."""
+    """x, y: one point each; half: of its interval, 0 where there is none. marker: of its points; a line of one point needs it.
+
+    notes: what to write beside each point, where there are few enough to read.
+    """
 
     name: str
     color: str
@@ -61,6 +68,7 @@ class Curve:
     dash: str = "solid"
     marker: str = ""
     line: bool = True
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -138,6 +146,7 @@ def curves(
             axes.plot(x, y, marker=curve.marker or None, markersize=5, drawstyle="steps-mid" if bins else "default", **style)
             if any(curve.half):
                 axes.errorbar(x, y, yerr=np.asarray(curve.half, float), fmt="none", ecolor=COLORS[curve.color], elinewidth=1, capsize=2)
+        _annotate(axes, shown)
         for at, _ in limits:
             axes.axvline(at, color=COLORS["ink"], linewidth=1, linestyle=DASHES["dashed"])
         axes.set_xlabel(x_label)
@@ -154,6 +163,17 @@ def curves(
 
     keys = [_key(curve) for curve in shown if curve.name] + [Key(name, "ink", "dashed") for _, name in limits]
     return Plot(title, about, partial(_svg, draw, height=2.4, left=0.62, bottom=0.45), tuple(dict.fromkeys(keys)))
+
+
+def _annotate(axes: Axes, shown: Sequence[Curve]) -> None:
+    """Beside each point, on the side of the middle, where there is room."""
+    notes = [note for curve in shown for note in zip(curve.x, curve.y, curve.notes, strict=False) if note[2]]
+    if len(notes) > NOTES:
+        return
+    middle = fmean(axes.get_xlim())
+    for x, y, note in notes:
+        side, offset = ("right", -6) if x > middle else ("left", 6)
+        axes.annotate(note, (x, y), (offset, 6), textcoords="offset points", ha=side, fontsize=8)
 
 
 def _room(shown: Sequence[Curve]) -> tuple[float, float]:

@@ -81,27 +81,38 @@ def _absolute(view: View, timed: list[Line]) -> Plot | None:
     loads = {label(base, view.keys) for base in bases.values()}
     bound = Estimate.of(base["itl_ms_p95"] for base in bases.values())
     limits = [(SLA * bound.mean, f"SLA: {SLA:g} x {view.baselines.name}")] if bound is not None and len(loads) == 1 else []
-    shown = _points(timed, lambda line: tuple(Estimate.of(r[c] for r in line.rows) for c in ("itl_ms_p95", "output_tok_s")), len(loads) > 1)
+
+    def place(line: Line) -> tuple[Estimate | None, ...]:
+        return tuple(Estimate.of(r[c] for r in line.rows) for c in ("itl_ms_p95", "output_tok_s"))
+
+    shown = _points(view, timed, place, len(loads) > 1)
     about = "output tokens a second; " + ("a curve runs through the loads" if len(loads) > 1 else "each point a line of the table")
     return curves("Measured", about, shown, "p95 ITL, ms", "output tok/s", limits=limits)
 
 
 def _relative(view: View, timed: list[Line]) -> Plot | None:
     """Each load against its own baseline, so that one line is the SLA's for all."""
-    shown = _points(timed, lambda line: tuple(_ratio(view, line, c) for c in ("itl_ms_p95", "output_tok_s")), False)
+    shown = _points(view, timed, lambda line: tuple(_ratio(view, line, c) for c in ("itl_ms_p95", "output_tok_s")), False)
     base = view.baselines.name
     limits = [(SLA, f"SLA: {SLA:g} x {base}")]
     return curves(f"Relative to {base}", "each job against its baseline", shown, f"p95 ITL / {base}", f"tok/s / {base}", limits=limits)
 
 
-def _points(timed: list[Line], place: Callable[[Line], tuple[Estimate | None, ...]], joined: bool) -> list[Curve]:
-    """A cloud for each runtime, or a curve for each combination of runtime, policy and its options through the loads."""
-    shown: dict[tuple[str, str], list[tuple[float, float]]] = {}
+def _points(view: View, timed: list[Line], place: Callable[[Line], tuple[Estimate | None, ...]], joined: bool) -> list[Curve]:
+    """A cloud for each runtime, or a curve for each combination of runtime, policy and its options through the loads.
+
+    Beside each point of a cloud, and the last of a curve, stands its policy with what differs, loads aside.
+    """
+    told = [key for key in view.keys if key in POLICY_KEYS]
+    shown: dict[tuple[str, str], list[tuple[float, float, str]]] = {}
     for line in timed:
         x, y = place(line)
         if x is not None and y is not None:
-            shown.setdefault((line.runtime, label(line.first, POLICY_KEYS) if joined else ""), []).append((x.mean, y.mean))
-    return [
-        Curve(runtime, runtime, [x for x, _ in at], [y for _, y in at], dash=runtime, marker=MARKERS[runtime], line=joined)
-        for (runtime, _), at in shown.items()
-    ]
+            curve = line.runtime, label(line.first, POLICY_KEYS) if joined else ""
+            shown.setdefault(curve, []).append((x.mean, y.mean, label(line.first, told)))
+    made = []
+    for (runtime, _), at in shown.items():
+        xs, ys, names = zip(*at, strict=True)
+        notes = ["" for _ in names[:-1]] + [names[-1]] if joined else list(names)
+        made.append(Curve(runtime, runtime, xs, ys, dash=runtime, marker=MARKERS[runtime], line=joined, notes=notes))
+    return made
