@@ -1,5 +1,6 @@
 # make sweep   set up, then compare the runtimes under H2O at 16k tokens
 # make test    set up with the tools for development, then run the whole test suite
+# make docs    the API reference and the pages of docs/ as HTML, in build/docs
 # make setup   only the second set-up; make clean removes both, and what the tools left behind
 # Another Python: make PYTHON=python3.12 test. It needs pip, nothing else.
 
@@ -13,7 +14,7 @@ INPUTS := pyproject.toml requirements/constraints.txt requirements/install.py
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: sweep test setup smollm2 clean
+.PHONY: sweep test docs setup smollm2 clean
 
 sweep: $(VENV)/installed
 	$(BIN)/vtoken-sweep policy=h2o ctx=16k
@@ -21,6 +22,9 @@ sweep: $(VENV)/installed
 # Two workers fill two cores: with more threads each they would wait for each other.
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+docs: $(VENV)/installed-dev
+	$(BIN)/python docs/build.py build/docs
 
 setup: $(VENV)/installed-dev smollm2
 

@@ -51,6 +51,7 @@ class Engine:
     """
 
     def __init__(self, model: LoadedModel, config: EngineConfig, policy: EvictionPolicy | None = None) -> None:
+        _check_types(model, config, policy)
         if policy is not None and config.runtime == "native":
             raise ConfigError("runtime=native evicts nothing: give no policy, or use another runtime")
         self.model, self.config, self.policy = model, config, policy
@@ -78,16 +79,20 @@ class Engine:
 
         Kernels for prompts are compiled when one comes: run one. Raises RuntimeError if requests are there already.
         """
+        for key, value in (("tokens", tokens), ("batch", 1 if batch is None else batch)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{key}={value!r}: use a whole number >= 1")
         if self.has_work:
             raise RuntimeError("warm_up is for an engine without requests: call it before add_request")
-        self.worker.warm_up(tokens, self.config.max_running if batch is None else batch)
+        most = self.config.max_running
+        self.worker.warm_up(tokens, most if batch is None else min(batch, most))
 
     # -- requests -------------------------------------------------------------------------------------------------------
 
     def add_request(self, prompt: Seq[int], params: SamplingParams | None = None, *, request_id: str | None = None) -> str:
         """Queue a request; returns its id. Raises RequestRejected if it can never run here; nothing changes then."""
         self._refuse_torn()
-        params = params or SamplingParams()
+        params = _sampling(params)
         number = self._submitted
         name = request_id if request_id is not None else self._free_name()
         if name in self.outputs:
@@ -148,7 +153,7 @@ class Engine:
             raise ValueError(f"params: {len(each)} for {len(prompts)} prompts; give one for all, or one each")
         for i, (prompt, p) in enumerate(zip(prompts, each, strict=True)):  # before any is queued
             name = f"request-{self._submitted + i}"
-            self._refuse(name, as_token_ids(name, prompt), p or SamplingParams())
+            self._refuse(name, as_token_ids(name, prompt), _sampling(p))
         names = [self.add_request(prompt, p) for prompt, p in zip(prompts, each, strict=True)]
         for _ in self.run():
             pass
@@ -343,6 +348,24 @@ class Engine:
     def occupancy(self) -> list[int]:
         """How many held blocks have 0, 1, ... block size live tokens after the last launched step. Waits for the device."""
         return occupancy(self.worker.table).tolist()
+
+
+def _check_types(model: object, config: object, policy: object) -> None:
+    """What a user gets wrong at first, said before it fails deep inside. Raises TypeError."""
+    if not hasattr(model, "hf"):
+        raise TypeError(f"model={model!r}: use what load_model(...) or LoadedModel.from_transformers(...) returns")
+    if not isinstance(config, EngineConfig):
+        raise TypeError(f"config={config!r}: use EngineConfig(...)")
+    if policy is not None and not isinstance(policy, EvictionPolicy):
+        raise TypeError(f"policy={policy!r}: use an instance of a policy, such as H2O(), or vtoken_sdk.registry.load_policy('h2o')")
+
+
+def _sampling(params: object) -> SamplingParams:
+    if params is None:
+        return SamplingParams()
+    if not isinstance(params, SamplingParams):
+        raise TypeError(f"params={params!r}: use SamplingParams(...)")
+    return params
 
 
 def _refuse_other_gpu(device: torch.device) -> None:

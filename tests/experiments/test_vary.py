@@ -39,13 +39,22 @@ def test_a_variation_may_name_a_policy_of_its_own() -> None:
     assert made.name == "h2o-random"
 
 
+def test_a_variation_may_change_an_option_of_a_policy() -> None:
+    changes = ["", "option.recent=0.1", "option.recent=0.3 runtime=naive"]
+    flat = flatten(yaml.safe_load(shipped_text())) | {"policy": "h2o", "runtime": "vtoken", "vary": changes}
+    jobs = plan_sweep([axes_of(flat)], elsewhere=False).jobs
+    assert [(j.runtime, j.option.get("recent")) for j in jobs] == [("vtoken", None), ("vtoken", 0.1), ("naive", 0.3)]
+
+
 @pytest.mark.parametrize(
     ("vary", "said"),
     [
-        ("threshhold=1", "vary=threshhold=1: use KEY=VALUE pairs with spaces between them; did you mean threshold=...?"),
+        ("threshhold=1", "vary=threshhold=1: there is no key threshhold; did you mean threshold=...?"),
+        ("chunk=1 chunk=2", "vary=chunk=1 chunk=2: chunk is given twice; write a change each"),
         ("0.5", "vary=0.5: use KEY=VALUE pairs"),
         ("margin=-1", "margin=-1: use a whole number >= 0"),
-        ("dir=x", "vary=dir=x: use KEY=VALUE pairs"),
+        ("dir=x", "vary=dir=x: vary changes options of jobs, not of the sweep"),
+        ("runtime=vtoken option.sinks=4", "vary=runtime=vtoken option.sinks=4: h2o has no option sinks .it has no options."),
     ],
 )
 def test_a_variation_that_cannot_be_is_told(vary: str, said: str) -> None:

@@ -329,3 +329,26 @@ def test_groups_of_options_have_their_own_class(key: str, kind: str) -> None:
     options: dict[str, Any] = {key: "chunk"}
     with pytest.raises(ConfigError, match=f"{key}='chunk': use {kind}"):
         EngineConfig(**options)
+
+
+def test_things_of_another_kind_are_refused_with_what_is_wanted() -> None:
+    model, config = tiny("llama").served, EngineConfig(pool_blocks=20)
+    wrong: list[tuple[tuple[Any, ...], str]] = [
+        (("tiny", config), r"model='tiny': use what load_model"),
+        ((model, {"runtime": "vtoken"}), r"config=\{.*: use EngineConfig"),
+        ((model, config, "h2o"), r"policy='h2o': use an instance of a policy, such as H2O\(\)"),
+        ((model, config, Random), r"policy=<class .*: use an instance of a policy"),
+    ]
+    for args, said in wrong:
+        with pytest.raises(TypeError, match=said):
+            Engine(*args)
+    engine = Engine(model, config, Random())
+    params: Any = {"max_tokens": 3}
+    with pytest.raises(TypeError, match=r"params=\{'max_tokens': 3\}: use SamplingParams"):
+        engine.add_request(prompt(0, 9), params)
+    with pytest.raises(TypeError, match=r"use SamplingParams"):
+        engine.generate([prompt(0, 9)], [params])
+    for tokens, batch in (("512", None), (-5, None), (512, 0)):
+        with pytest.raises(ValueError, match=r"(tokens|batch)=.*: use a whole number >= 1"):
+            engine.warm_up(tokens, batch)  # type: ignore[arg-type]
+    assert not engine.has_work

@@ -29,7 +29,16 @@ def analyze(runs: Runs) -> Outcome:
     for name, group in runs.groups(runs.of("naive", "refill", "vtoken", "page1"), free=("seed", *LOADS)):
         native = _of_same_loads(runs, group)
         if not native:
-            found.append(Finding("throughput under the limit", name, None, "%", THROUGHPUT, note="no native run of the same load finished"))
+            found.append(
+                Finding(
+                    "throughput under the limit",
+                    name,
+                    None,
+                    "%",
+                    THROUGHPUT,
+                    note="no native run of the same load finished; run runtime=native under it, too",
+                )
+            )
             continue
         group = _of_same_seeds(group, native)
         if any(run["itl_ms_p95"] is None for side in (group, *native) for run in side):

@@ -72,9 +72,13 @@ def _whole_requests(done: Sequence[Row]) -> Gate:
 def _baseline(done: Sequence[Row], baselines: Baselines) -> Gate:
     if not baselines.of:
         return Gate("paired baseline", "not judged", f"no {baselines.name} job is done, so nothing is compared with it")
-    without = [f"{label(row, ('policy', 'budget', 'seed'))} under {row['runtime']}" for row in done if row["job"] not in baselines.of]
+    told = ("policy", "budget", *(key for key in varying(done) if key in LOAD_KEYS))
+    without = [f"{label(row, told)} under {row['runtime']}" for row in done if row["job"] not in baselines.of]
     right = f"every job has its {baselines.name} of the same load and seed"
-    return _gate("paired baseline", [f"none for {where}" for where in without], right)
+    wrong = [f"none for {where}" for where in dict.fromkeys(without)]
+    if wrong:
+        wrong.insert(0, f"run {baselines.name} under the same loads, too")
+    return _gate("paired baseline", wrong, right)
 
 
 def _one_origin(done: Sequence[Row], record: Record) -> Gate:

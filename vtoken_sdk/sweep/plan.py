@@ -65,8 +65,13 @@ def make_plan(axes: Mapping[str, list[Value]], policies: Mapping[str, PolicyFact
     jobs: dict[str, Job] = {}
     for values in itertools.product(*(axes[key] for key in order)):
         flat: dict[str, Any] = dict(zip(order, values, strict=True))
-        flat |= varied(str(flat.pop("vary", "")), flat)
+        vary = str(flat.pop("vary", ""))
+        flat |= (changed := varied(vary, flat))
         facts = policies[flat["policy"]]
+        for key in changed:
+            if key.startswith(POLICY_OPTION) and flat["runtime"] != "native" and key.removeprefix(POLICY_OPTION) not in facts.options:
+                has = ", ".join(facts.options) or "no options"
+                raise UsageError(f"vary={vary}: {flat['policy']} has no option {key.removeprefix(POLICY_OPTION)} (it has {has})")
         if flat["policy_sha256"] not in (None, facts.sha256):
             now = f"{facts.path} has {facts.sha256}"
             raise UsageError(f"policy_sha256={flat['policy_sha256']}: {now}; restore the policy of the record, or write policy_sha256=null")

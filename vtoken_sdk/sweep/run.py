@@ -34,7 +34,8 @@ from .quality import FULL_CACHE, quality_items
 if TYPE_CHECKING:
     from vtoken_sdk.runtime.model_loader import LoadedModel
 
-SAMPLE_EVERY = {"cpu": 16, "cuda": 256}  # steps between two looks at how full blocks are, which wait for the device
+# Steps between two looks at how full blocks are, which wait for the device. Primes: out of step with evictions every 16 steps, say.
+SAMPLE_EVERY = {"cpu": 17, "cuda": 257}
 SERVING = 0.5  # share of a job's work that is the workload's where quality is judged too, for the estimate of the time left
 SAY_EVERY = 0.3  # seconds between two notes of progress
 

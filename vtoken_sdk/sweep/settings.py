@@ -5,6 +5,7 @@ A flat dict maps keys such as "evict.prefill" to values. A list as a value, or a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources import files
@@ -100,21 +101,44 @@ SWEEP_KEYS: dict[str, Parser] = {
 
 
 def variation(key: str, value: Any) -> str:
-    """KEY=VALUE pairs of job keys with spaces between them; "" varies nothing. Raises UsageError on what they cannot be."""
+    """KEY=VALUE pairs of job keys or policies' options with spaces between them; "" varies nothing.
+
+    Raises UsageError on what they cannot be.
+    """
     words = str(value or "").split()
+    seen = set()
     for word in words:
         name, equals, said = word.partition("=")
-        if not equals or name not in JOB_KEYS:
-            meant = did_you_mean(name, JOB_KEYS, "; did you mean {}=...?")
-            raise UsageError(f"{key}={value}: use KEY=VALUE pairs with spaces between them{meant}")
-        JOB_KEYS[name](name, said)
+        if not equals:
+            raise UsageError(f"{key}={value}: use KEY=VALUE pairs with spaces between them")
+        if name not in JOB_KEYS and not _is_policy_option(name):
+            meant = "vary changes options of jobs, not of the sweep" if name in KEYS else f"there is no key {name}"
+            raise UsageError(f"{key}={value}: {meant}{did_you_mean(name, JOB_KEYS, '; did you mean {}=...?')}")
+        if name in seen:
+            raise UsageError(f'{key}={value}: {name} is given twice; write a change each, ["{name}=...", "{name}=..."]')
+        seen.add(name)
+        _changed(name, said)
     return " ".join(words)
+
+
+def _is_policy_option(key: str) -> bool:
+    return key.startswith(POLICY_OPTION) and key.count(".") == 1
+
+
+def _changed(name: str, said: str) -> Value:
+    if not _is_policy_option(name):
+        return JOB_KEYS[name](name, said)
+    try:
+        value: Value = json.loads(said)
+    except ValueError:
+        return said
+    return value
 
 
 def varied(value: str, flat: Mapping[str, Any]) -> dict[str, Value]:
     """The parsed values of a variation. flat: the options that it changes; another block size keeps the pool's memory."""
     pairs = (word.partition("=") for word in value.split())
-    changed = {name: JOB_KEYS[name](name, said) for name, _, said in pairs}
+    changed = {name: _changed(name, said) for name, _, said in pairs}
     if isinstance(size := changed.get("block_size"), int):
         changed.setdefault("pool_blocks", flat["pool_blocks"] * flat["block_size"] // size)
     return changed
@@ -171,7 +195,7 @@ def check_once(keys: Iterable[str]) -> None:
 def check_keys(keys: Iterable[str]) -> None:
     """Raise UsageError at the first key that does not exist. Options of policies are checked against the policies later."""
     for key in keys:
-        if key in KEYS or (key.startswith(POLICY_OPTION) and key.count(".") == 1):
+        if key in KEYS or _is_policy_option(key):
             continue
         inner = [name for name in KEYS if name.startswith(f"{key}.")]
         if inner:

@@ -25,7 +25,7 @@ def part(view: View) -> Part:
     reason = ""
     if panels:
         notes += [
-            "Histograms: share of the held blocks by their live tokens, in each 16th step (on a GPU each 256th) of the first seed.",
+            "Histograms: share of the held blocks by their live tokens, in each 17th step (on a GPU each 257th) of the first seed.",
             *view.not_drawn,
         ]
     else:
