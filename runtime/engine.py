@@ -24,7 +24,7 @@ from .config import ConfigError, EngineConfig
 from .decoded import Decoded
 from .detokenizer import Detokenizer
 from .eviction import Evictor
-from .intake import as_token_ids, refuse_bad_request, refuse_too_big
+from .intake import as_token_ids, check_types, refuse_bad_request, refuse_other_gpu, refuse_too_big, sampling_of
 from .model_adapter import ModelAdapter
 from .prefix_index import prefix_keys
 from .prefixes import Prefixes
@@ -51,12 +51,12 @@ class Engine:
     """
 
     def __init__(self, model: LoadedModel, config: EngineConfig, policy: EvictionPolicy | None = None) -> None:
-        _check_types(model, config, policy)
+        check_types(model, config, policy)
         if policy is not None and config.runtime == "native":
             raise ConfigError("runtime=native evicts nothing: give no policy, or use another runtime")
         self.model, self.config, self.policy = model, config, policy
         self.adapter = ModelAdapter(model.hf)
-        _refuse_other_gpu(self.adapter.device)
+        refuse_other_gpu(self.adapter.device)
         self.worker = Worker(self.adapter, config, policy)
         self.scheduler = Scheduler(config, evicts=policy is not None)
         self.evictor = Evictor(self.worker)
@@ -92,7 +92,7 @@ class Engine:
     def add_request(self, prompt: Seq[int], params: SamplingParams | None = None, *, request_id: str | None = None) -> str:
         """Queue a request; returns its id. Raises RequestRejected if it can never run here; nothing changes then."""
         self._refuse_torn()
-        params = _sampling(params)
+        params = sampling_of(params)
         number = self._submitted
         name = request_id if request_id is not None else self._free_name()
         if name in self.outputs:
@@ -153,7 +153,7 @@ class Engine:
             raise ValueError(f"params: {len(each)} for {len(prompts)} prompts; give one for all, or one each")
         for i, (prompt, p) in enumerate(zip(prompts, each, strict=True)):  # before any is queued
             name = f"request-{self._submitted + i}"
-            self._refuse(name, as_token_ids(name, prompt), _sampling(p))
+            self._refuse(name, as_token_ids(name, prompt), sampling_of(p))
         names = [self.add_request(prompt, p) for prompt, p in zip(prompts, each, strict=True)]
         for _ in self.run():
             pass
@@ -348,30 +348,3 @@ class Engine:
     def occupancy(self) -> list[int]:
         """How many held blocks have 0, 1, ... block size live tokens after the last launched step. Waits for the device."""
         return occupancy(self.worker.table).tolist()
-
-
-def _check_types(model: object, config: object, policy: object) -> None:
-    """What a user gets wrong at first, said before it fails deep inside. Raises TypeError."""
-    if not hasattr(model, "hf"):
-        raise TypeError(f"model={model!r}: use what load_model(...) or LoadedModel.from_transformers(...) returns")
-    if not isinstance(config, EngineConfig):
-        raise TypeError(f"config={config!r}: use EngineConfig(...)")
-    if policy is not None and not isinstance(policy, EvictionPolicy):
-        raise TypeError(f"policy={policy!r}: use an instance of a policy, such as H2O(), or vtoken_sdk.registry.load_policy('h2o')")
-
-
-def _sampling(params: object) -> SamplingParams:
-    if params is None:
-        return SamplingParams()
-    if not isinstance(params, SamplingParams):
-        raise TypeError(f"params={params!r}: use SamplingParams(...)")
-    return params
-
-
-def _refuse_other_gpu(device: torch.device) -> None:
-    """Streams and events are made on the current device."""
-    if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
-        raise ConfigError(
-            f"the model is on {device}, and the current device is cuda:{torch.cuda.current_device()}; "
-            f"call torch.cuda.set_device({device.index}) before making the engine"
-        )

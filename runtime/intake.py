@@ -1,11 +1,15 @@
-"""What is refused at submission, before anything changes: requests that can never run here."""
+"""What is refused before anything changes: an engine of the wrong parts, and requests that can never run here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from .config import EngineConfig
+import torch
+
+from vtoken_sdk.policy import EvictionPolicy
+
+from .config import ConfigError, EngineConfig
 from .request import RequestRejected, SamplingParams
 
 if TYPE_CHECKING:
@@ -45,4 +49,31 @@ def refuse_too_big(name: str, peak: int, config: EngineConfig) -> None:
         raise RequestRejected(
             f"{name}: needs {peak} blocks of {config.slots_per_block} tokens at its peak, and the pool has {config.n_blocks}. "
             "Raise pool_blocks, shorten the prompt, or evict while it is prefilled (a policy with evict.prefill=chunk)"
+        )
+
+
+def check_types(model: object, config: object, policy: object) -> None:
+    """What a user gets wrong at first, said before it fails deep inside. Raises TypeError."""
+    if not hasattr(model, "hf"):
+        raise TypeError(f"model={model!r}: use what load_model(...) or LoadedModel.from_transformers(...) returns")
+    if not isinstance(config, EngineConfig):
+        raise TypeError(f"config={config!r}: use EngineConfig(...)")
+    if policy is not None and not isinstance(policy, EvictionPolicy):
+        raise TypeError(f"policy={policy!r}: use an instance of a policy, such as H2O(), or vtoken_sdk.registry.load_policy('h2o')")
+
+
+def sampling_of(params: object) -> SamplingParams:
+    if params is None:
+        return SamplingParams()
+    if not isinstance(params, SamplingParams):
+        raise TypeError(f"params={params!r}: use SamplingParams(...)")
+    return params
+
+
+def refuse_other_gpu(device: torch.device) -> None:
+    """Streams and events are made on the current device."""
+    if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
+        raise ConfigError(
+            f"the model is on {device}, and the current device is cuda:{torch.cuda.current_device()}; "
+            f"call torch.cuda.set_device({device.index}) before making the engine"
         )

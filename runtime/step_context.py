@@ -47,7 +47,7 @@ class StepContext(ABC):
         """int64 [B], the first layer whose output was not finite, -1 if none."""
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """logits: [B, V]. Returns the greedy choice and the first layer that went wrong, int64 [B] each; `layers` is the head."""
+        """logits: [B, V]. Returns the greedy choice and the first layer that went wrong, int64 [B] each; `self.layers` is the head."""
         lowest, highest = logits.aminmax(dim=-1)
         finite = lowest.isfinite() & highest.isfinite()
         return logits.argmax(-1), torch.where(self.bad_layer >= 0, self.bad_layer, torch.where(finite, -1, self.layers))
