@@ -55,7 +55,6 @@ def measure(model: LoadedModel, batch: int, ctx: int, args: argparse.Namespace) 
         budget=args.budget,
         evict=EvictOptions("end", args.every),
         cuda_graphs=not args.eager,
-        capture_policy=args.capture and bool(args.policy),
     )
     engine = Engine(model, config, POLICIES[args.policy]() if args.policy else None)
     run(engine, min(batch, 2), 128, 8)
@@ -84,14 +83,13 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=0.5)
     parser.add_argument("--every", type=int, default=16)
     parser.add_argument("--chunk", type=int, default=16384)
-    parser.add_argument("--capture", action="store_true", help="the policy's calls in CUDA graphs, too")
     parser.add_argument("--prefill-only", action="store_true", help="only the time for 4 tokens")
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "decode_steps.json")
     args = parser.parse_args()
     model = load_model(args.model, weights="dummy")
     about = {"model": args.model, "weights": "dummy", "dtype": str(model.dtype), "policy": args.policy}
-    about |= {"capture_policy": args.capture and bool(args.policy), "chunk": args.chunk}
+    about |= {"chunk": args.chunk}
     results = {}
     for shape in args.shapes.split(","):
         batch, ctx = map(int, shape.split("x"))

@@ -48,7 +48,9 @@ def steps(engine: Engine, requests: int, ctx: int, new: int) -> tuple[list[StepR
     return kept, took
 
 
-def measure(model: LoadedModel, policy: EvictionPolicy | None, args: argparse.Namespace, *, every: int, capture: bool) -> dict[str, Any]:
+def measure(
+    model: LoadedModel, policy: EvictionPolicy | None, args: argparse.Namespace, *, every: int, capture: bool | None
+) -> dict[str, Any]:
     blocks = args.requests * (-(-(args.ctx + 80) // 16) + 1)
     config = EngineConfig(
         runtime="vtoken" if policy else "native", pool_blocks=blocks, max_running=args.requests, chunk=2048,
@@ -108,15 +110,15 @@ def main() -> None:
     model = load_model("tiny", weights="dummy")
     results: dict[str, Any] = {}
     about = {"requests": args.requests, "ctx": args.ctx, "budget": 0.5}
-    cases: list[tuple[str, EvictionPolicy | None, int, bool]] = [
-        ("native", None, 16, False),
+    cases: list[tuple[str, EvictionPolicy | None, int, bool | None]] = [
+        ("native", None, 16, None),
         ("hooks only", Full(), 16, False),
-        ("hooks only, captured", Full(), 16, True),
+        ("hooks only, captured", Full(), 16, None),
         ("h2o, every 16", H2O(), 16, False),
-        ("h2o, every 16, captured", H2O(), 16, True),
-        ("h2o, every step, captured", H2O(), 1, True),
-        ("random, every 16", Random(), 16, False),
-        ("streaming_llm, every 16", StreamingLLM(), 16, False),
+        ("h2o, every 16, captured", H2O(), 16, None),
+        ("h2o, every step, captured", H2O(), 1, None),
+        ("random, every 16, captured", Random(), 16, None),
+        ("streaming_llm, every 16, captured", StreamingLLM(), 16, None),
     ]
     wanted = args.cases.split(";") if args.cases else [name for name, *_ in cases]
     for name, policy, every, capture in cases:

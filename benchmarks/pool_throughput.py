@@ -50,7 +50,7 @@ def measure(model: LoadedModel, case: str, budget: float, args: argparse.Namespa
     runtime, _, policy = case.partition(":")
     config = EngineConfig(
         runtime=runtime, pool_blocks=args.blocks, max_running=args.max_running, chunk=args.chunk, budget=budget,
-        evict=EvictOptions("chunk", args.every), capture_policy=args.capture and bool(policy),
+        evict=EvictOptions("chunk", args.every),
     )  # type: ignore[arg-type]  # fmt: skip
     engine = Engine(model, config, POLICIES[policy]() if policy else None)
     batch = min(args.requests, args.max_running)
@@ -91,7 +91,6 @@ def main() -> None:
     parser.add_argument("--cases", default="native,vtoken:random,vtoken:streaming_llm,vtoken:h2o")
     parser.add_argument("--budgets", default="0.5")
     parser.add_argument("--every", type=int, default=16)
-    parser.add_argument("--capture", action="store_true", help="the policy's calls in CUDA graphs")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "pool_throughput.json")
     args = parser.parse_args()
     model = load_model(args.model, weights="dummy")

@@ -22,5 +22,7 @@ class Full(EvictionPolicy):
     Options: none.
     """
 
+    capturable = True
+
     def evict_token(self, cache: CacheView) -> Tensor:
         return torch.zeros_like(cache.live)

@@ -26,6 +26,7 @@ class H2O(EvictionPolicy):
     """
 
     needs = frozenset({"attention"})
+    capturable = True
     recent: float = 0.5
 
     def __post_init__(self) -> None:

@@ -36,6 +36,8 @@ class Random(EvictionPolicy):
         fresh, bool: see the definition.
     """
 
+    capturable = True
+
     sinks: int = 0
     recent: int = 0
     fresh: bool = True

@@ -25,6 +25,8 @@ class StreamingLLM(EvictionPolicy):
     Options: sinks, int >= 0. With 0 it is the plain recency window, which is known to collapse: a warning says so.
     """
 
+    capturable = True
+
     sinks: int = 4
 
     def __post_init__(self) -> None:

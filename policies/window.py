@@ -23,6 +23,8 @@ class Window(EvictionPolicy):
     Options: none.
     """
 
+    capturable = True
+
     def __post_init__(self) -> None:
         warnings.warn(
             "Window keeps no attention sinks, and models are known to collapse as soon as the first tokens are gone: bad text is then "

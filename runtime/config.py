@@ -110,8 +110,8 @@ class EngineConfig:
     poison: write NaN into every slot that dies or is freed (a debugging aid).
     kernels: "triton" (needs a GPU, or TRITON_INTERPRET=1 for a debugger's patience), "torch" (their plain twins), or "auto": by device.
     cuda_graphs: replay decode steps and reclaim as CUDA graphs, where kernels run them.
-    capture_policy: replay the policy's calls as CUDA graphs too. For policies that launch the same operations at every call, on state of
-        their own alone, and read nothing on the host; each graph's first answer is compared with the policy's own.
+    capture_policy: replay the policy's calls as CUDA graphs too. None: where there are graphs and the policy is `capturable`; True: also
+        where it does not say so. Each graph's first answer is compared with the policy's own.
     """
 
     runtime: RuntimeName = "vtoken"
@@ -130,12 +130,14 @@ class EngineConfig:
     poison: bool = False
     kernels: Kernels = "auto"
     cuda_graphs: bool = True
-    capture_policy: bool = False
+    capture_policy: bool | None = None
 
     def __post_init__(self) -> None:
         _check_choice("kernels", self.kernels, get_args(Kernels))
-        for key in ("cuda_graphs", "capture_policy", "prefix_cache", "poison"):
+        for key in ("cuda_graphs", "prefix_cache", "poison"):
             _check_bool(key, getattr(self, key))
+        if self.capture_policy is not None:
+            _check_bool("capture_policy", self.capture_policy)
         for key, kind in (("evict", EvictOptions), ("reclaim", ReclaimOptions)):
             if not isinstance(getattr(self, key), kind):
                 raise ConfigError(f"{key}={getattr(self, key)!r}: use {kind.__name__}(...)")

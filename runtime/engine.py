@@ -36,7 +36,6 @@ from .scheduler import Scheduler
 from .sequence import Sequence
 from .slots import occupancy
 from .step_in_flight import StepInFlight
-from .transfer import Ring
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -68,7 +67,6 @@ class Engine:
         self._submitted = 0
         self._torn: BaseException | None = None
         self._in_flight: deque[StepInFlight] = deque()
-        self._ring = Ring(config.lag + 1)
         self._logs: list[tuple[list[tuple[Sequence, int]], Tensor]] = []  # as StepInFlight has them, for the next one
         self._now_building = StepInFlight(0)
         self._last: StepInFlight | None = None
@@ -206,7 +204,7 @@ class Engine:
         flight.running, flight.waiting = len(self.scheduler.running), len(self.scheduler.waiting)
         flight.rows = {seq.row: seq for seq in self.scheduler.running if seq.row is not None}
         with self.worker.watch.part("table"):
-            flight.push(self.worker.record(), self._ring)
+            flight.record, flight.ready = self.worker.send_record()
         flight.logs, self._logs = self._logs, []
         self._in_flight.append(flight)
         self.steps += 1

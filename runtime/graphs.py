@@ -62,11 +62,11 @@ class Graphs(Generic[T]):
         self._last = found
         return found.made
 
-    def prepare(self, n: int) -> _Captured[T]:
-        """Capture the graph of such a batch, unless it is there."""
+    def prepare(self, n: int, *, warm: bool = False) -> _Captured[T]:
+        """Capture the graph of such a batch, unless it is there. warm: its operations have run before; else they run once first."""
         size = bucket(n)
         if not self.holds(n):
-            self._captured[size] = self._capture(size)
+            self._captured[size] = self._capture(size, warm)
         return self._captured[size]
 
     def holds(self, n: int) -> bool:
@@ -85,15 +85,16 @@ class Graphs(Generic[T]):
             self._captured.clear()
             self._memory, self._generation = None, self.table.generation
 
-    def _capture(self, size: int) -> _Captured[T]:
+    def _capture(self, size: int, warm: bool) -> _Captured[T]:
         rows = torch.full((size,), self.table.rows, dtype=torch.int64, device=self.table.device)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # compiles kernels and makes handles; rows of trash change nothing
-            warm = self.act(rows)
-            if self.then is not None:
-                self.then(warm)
-        torch.cuda.current_stream().wait_stream(stream)
+        if not warm:
+            with torch.cuda.stream(stream):  # compiles kernels and makes handles; rows of trash change nothing
+                made = self.act(rows)
+                if self.then is not None:
+                    self.then(made)
+            torch.cuda.current_stream().wait_stream(stream)
         graph, made = self._record(lambda: self.act(rows), stream)
         if self.then is None:
             return _Captured(rows, (), graph, made, None, None)

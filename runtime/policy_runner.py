@@ -173,7 +173,9 @@ class PolicyRunner:
 
         def known_rows(what: str) -> Sequence[int]:
             if on_host is None:
-                raise PolicyError(f"{what} looks up requests on the host, which a captured policy cannot; leave capture_policy off")
+                raise PolicyError(
+                    f"{what} looks up requests on the host, which no graph holds; use capture_policy=False, or no `capturable`"
+                )
             return on_host
 
         def score(fn: Callable[[LiveKV], Tensor]) -> Tensor:

@@ -96,9 +96,9 @@ class StepBooks:
         self.begin()
         return made
 
-    def record_by_kernel(self, bad_answer: Tensor | None) -> Tensor:
-        """`record`, where no prefixes are shared."""
+    def record_by_kernel(self, bad_answer: Tensor | None, out: Tensor) -> None:
+        """`record`, where no prefixes are shared, written to `out`, which may be pinned memory of the host."""
         from .kernels.step_end import record
 
         table, pool = self.table, self.table.pool
-        return record(self.made, bad_answer, table.n_live, table.blocks, self.counters, pool.top, pool.n_blocks, pool.trash)
+        record(self.made, bad_answer, table.n_live, table.blocks, self.counters, pool.top, out, pool.n_blocks, pool.trash)

@@ -10,7 +10,6 @@ from torch import Tensor
 from .records import StepRecord
 from .sequence import Sequence
 from .step_books import POOL_FIELDS, ROW_FIELDS
-from .transfer import Ring
 
 
 @dataclass
@@ -18,7 +17,7 @@ class StepInFlight:
     """A launched step. ran: (row, request, whether it samples a token). failed: requests whose policy did. times: host ms by part.
 
     logs: of rows given back before it, (request, tokens appended) each and when their tokens died, int32 [B, tokens] on the host once
-    the step is known.
+    the step is known. record: int64 [R + 1, fields] on the host, once `ready`.
     """
 
     step: int
@@ -35,10 +34,6 @@ class StepInFlight:
     record: Tensor | None = None
     ready: torch.cuda.Event | None = None
     values: list[list[int]] = field(default_factory=list)
-
-    def push(self, record: Tensor, ring: Ring) -> None:
-        """record: int64 [R + 1, fields] on the device. Starts its way to the host without waiting."""
-        self.record, self.ready = ring.send(record)
 
     def wait(self) -> None:
         """Wait for the step to be done on the device."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,27 +23,27 @@ def to_host(values: Tensor) -> Tensor:
 
 
 class Ring:
-    """Places on the host where results of the last few steps arrive, each with an event: made once, then used in turn.
+    """Places on the host where results of the last few steps arrive, int64 of one shape, each with an event: made once, used in turn.
 
-    depth: as many are on their way, or being read, at once.
+    places: none where the results are on the host anyway. depth: as many are on their way, or being read, at once.
     """
 
-    def __init__(self, depth: int) -> None:
-        self.depth = depth
-        self._places: list[tuple[Tensor, torch.cuda.Event]] = []
+    def __init__(self, depth: int, shape: tuple[int, ...], device: torch.device) -> None:
+        self.places = [torch.empty(shape, dtype=torch.int64, pin_memory=True) for _ in range(depth if device.type == "cuda" else 0)]
+        self._events = [torch.cuda.Event() for _ in self.places]
         self._next = 0
 
     def send(self, values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-        """Where the values, always of one shape, will be on the host, and the event after which they are (None: at once)."""
-        if values.device.type != "cuda":
-            return values, None
-        if len(self._places) < self.depth:
-            self._places.append((torch.empty(values.shape, dtype=values.dtype, pin_memory=True), torch.cuda.Event()))
-        place, ready = self._places[self._next]
-        self._next = (self._next + 1) % self.depth
-        place.copy_(values, non_blocking=True)
-        ready.record()
-        return place, ready
+        """Where the values will be on the host, and the event after which they are (None: at once)."""
+        return self.fill(lambda i: self.places[i].copy_(values, non_blocking=True)) if self.places else (values, None)
+
+    def fill(self, write: Callable[[int], object]) -> tuple[Tensor, torch.cuda.Event]:
+        """As `send`, of what `write` launches: it is given the number of its place, which kernels can write to as it is."""
+        i = self._next
+        self._next = (i + 1) % len(self.places)
+        write(i)
+        self._events[i].record()
+        return self.places[i], self._events[i]
 
 
 class Sender:

@@ -25,11 +25,11 @@ from .reclaimer import Reclaimer, ReclaimError
 from .sampler import sample
 from .sequence import Saved, Sequence
 from .slots import live_slots, poison_dead_slots
-from .step_books import StepBooks
+from .step_books import ROW_FIELDS, StepBooks
 from .step_context import Part, PlainStep, StepContext
 from .stopwatch import Stopwatch
 from .token_table import PAD, TokenTable, round_up
-from .transfer import Sender, to_device, to_host
+from .transfer import Ring, Sender, to_device, to_host
 from .worker_graphs import WorkerGraphs, sizes_up_to
 
 
@@ -57,6 +57,7 @@ class Worker:
         self.alive = torch.zeros(config.max_running + 1, dtype=torch.bool, device=device)
         self.last_token = torch.zeros(config.max_running + 1, dtype=torch.int64, device=device)
         self.books = StepBooks(self.table)
+        self.ring = Ring(config.lag + 1, (config.max_running + 1, len(ROW_FIELDS)), device)
         self.watch = Stopwatch()
         if self.kernels:
             model.fuse()
@@ -304,11 +305,18 @@ class Worker:
         if not self.kernels or self.index is not None:
             shared = (self.index.owned(), live_slots(self.table)) if self.index is not None else (None, None)
             return self.books.record(self._bad_answers, *shared)
-        return self.graphs.record() if self.graphs is not None else self.record_by_kernel()
+        return self.record_by_kernel(torch.empty(len(self.alive), len(ROW_FIELDS), dtype=torch.int64, device=self.alive.device))
 
-    def record_by_kernel(self) -> Tensor:
-        """`record`, where no prefixes are shared."""
-        return self.books.record_by_kernel(self._bad_answers)
+    def record_by_kernel(self, out: Tensor) -> Tensor:
+        """`record`, where no prefixes are shared, written to `out`."""
+        self.books.record_by_kernel(self._bad_answers, out)
+        return out
+
+    def send_record(self) -> tuple[Tensor, torch.cuda.Event | None]:
+        """`record`, on its way to the host: see `Ring`."""
+        if self.graphs is None or self.index is not None:
+            return self.ring.send(self.record())
+        return self.ring.fill(self.graphs.record)
 
     @property
     def _bad_answers(self) -> Tensor | None:

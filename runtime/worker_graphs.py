@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,13 +25,14 @@ class WorkerGraphs:
 
     def __init__(self, worker: Worker) -> None:
         self.worker, self.table = worker, worker.table
-        self.captured = worker.config.capture_policy
+        wanted, policy = worker.config.capture_policy, worker.runner.policy if worker.runner is not None else None
+        self.captured = policy is not None and (policy.capturable if wanted is None else wanted)
         self.learns = self.captured and self._runner.learns
         self._decode = Graphs(worker.table, self._decode_rows)
         self._evict = Graphs(worker.table, worker.ask_and_evict)
-        self._record = Graphs(worker.table, lambda rows: worker.record_by_kernel())
+        self._records = [Graphs(worker.table, partial(self._write_record, place)) for place in worker.ring.places]
         self._compared: set[tuple[str, int, int]] = set()  # a policy's call, the table's generation and the batch size, once compared
-        if self.captured:
+        if wanted:  # so that a policy which cannot be captured is refused before there is work
             self._try_capture()
 
     def prepare(self, batch: int) -> None:
@@ -40,7 +42,8 @@ class WorkerGraphs:
             if self.captured:
                 self._evict.prepare(size)
         if self.worker.index is None:
-            self._record.prepare(0)
+            for i in range(len(self._records)):
+                self.record(i)
 
     def decode(self, rows: tuple[int, ...]) -> Decoded:
         """As `Worker.decode_rows`, and with `learns` the policy has learned from it. Valid until the next call."""
@@ -56,13 +59,17 @@ class WorkerGraphs:
         if own is not None and not torch.equal(own, answer[:n]):
             raise self._differs("evict_token")
 
-    def record(self) -> Tensor:
-        """`Worker.record_by_kernel`. Valid until the next call."""
-        if self._record.holds(0):
-            return self._record.run(())
-        made = self.worker.record_by_kernel()
-        self._record.prepare(0)  # afterwards: a record empties the books, and to capture one runs it once
-        return made
+    def record(self, place: int) -> None:
+        """`Worker.record_by_kernel` to this place of the worker's ring."""
+        graphs = self._records[place]
+        if graphs.holds(0):
+            graphs.run(())
+        else:
+            self.worker.record_by_kernel(self.worker.ring.places[place])
+            graphs.prepare(0, warm=True)
+
+    def _write_record(self, place: Tensor, rows: Tensor) -> Tensor:
+        return self.worker.record_by_kernel(place)
 
     def _first_time(self, call: str, rows: tuple[int, ...]) -> bool:
         """Is this the first batch of its size, at which a graph's answer is compared with the policy's own?"""
@@ -115,8 +122,8 @@ class WorkerGraphs:
 
     def _differs(self, call: str) -> ConfigError:
         return ConfigError(
-            f"capture_policy=True: {self._runner.name}.{call} gives something else in a CUDA graph than when called, so it reads what a "
-            "graph cannot see (numbers on the host, a counter of its own, a random generator); leave capture_policy off"
+            f"{self._runner.name}.{call} gives something else in a CUDA graph than when called, so it reads what a graph cannot see "
+            "(numbers on the host, a counter of its own, a random generator); use capture_policy=False, or leave out its `capturable`"
         )
 
 

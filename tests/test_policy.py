@@ -252,6 +252,25 @@ def test_needs_are_checked_when_the_class_is_made() -> None:
         Inherits()  # type: ignore[abstract]  # the mistake under test
 
 
+def test_a_class_promises_for_itself_that_graphs_can_hold_it() -> None:
+    class Keeps(EvictionPolicy):
+        capturable = True
+
+        def evict_token(self, cache: CacheView) -> Tensor:
+            return torch.zeros_like(cache.live)
+
+    class Counts(Keeps):
+        def evict_token(self, cache: CacheView) -> Tensor:
+            self.calls = getattr(self, "calls", 0) + 1
+            return super().evict_token(cache)
+
+    assert (Keeps.capturable, Counts.capturable, EvictionPolicy.capturable) == (True, False, False)
+    with pytest.raises(TypeError, match=r"Worded\.capturable is 'yes'; write True or False"):
+
+        class Worded(Keeps):
+            capturable = "yes"  # type: ignore[assignment]  # the mistake under test
+
+
 def test_an_error_names_policy_request_and_step() -> None:
     assert str(PolicyError("no", policy="h2o", request="r1", step=0)) == "policy h2o, request r1, step 0: no"
     assert str(PolicyError("no")) == "no"

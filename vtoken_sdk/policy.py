@@ -36,12 +36,19 @@ class EvictionPolicy(ABC):
 
     `needs` declares what vanishes with the step: "attention" (`NewTokens.attention`), "queries" (`LiveKV.queries`; the class must
     then have a field `window: int`), "future" (`CacheView.future`). Reading what was not declared raises `PolicyError`.
+
+    `capturable = True` promises that both methods launch the same operations at every call, keep nothing but `cache.state`, and read no
+    tensor's value on the host (`cache.score` does): on a GPU they are then replayed as CUDA graphs. It is not inherited.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset()
+    capturable: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
+        cls.capturable = vars(cls).get("capturable", False)
+        if not isinstance(cls.capturable, bool):
+            raise TypeError(f"{cls.__name__}.capturable is {cls.capturable!r}; write True or False")
         if isinstance(cls.needs, str):
             raise TypeError(f'{cls.__name__}.needs is the string {cls.needs!r}; write needs = frozenset({{"{cls.needs}"}})')
         unknown = set(cls.needs) - NEEDS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -81,13 +80,11 @@ def _record(
 
 
 def record(
-    made: Tensor, bad: Tensor | None, n_live: Tensor, blocks: Tensor, counters: Tensor, top: Tensor, n_blocks: int, trash: int
-) -> Tensor:
-    """int64 [R + 1, 7]: see `step_books`. Resets made and counters, int64 [3]: tokens evicted, moved, blocks freed."""
-    out = torch.empty(len(made), 7, dtype=torch.int64, device=made.device)
+    made: Tensor, bad: Tensor | None, n_live: Tensor, blocks: Tensor, counters: Tensor, top: Tensor, out: Tensor, n_blocks: int, trash: int
+) -> None:
+    """Writes out, int64 [R + 1, 7]: see `step_books`. Resets made and counters, int64 [3]: tokens evicted, moved, blocks freed."""
     rows = len(made) - 1
     _record[(rows + 1,)](
         made, bad, n_live, blocks, counters, top, out, rows, n_blocks, blocks.shape[1], trash,
         BAD=bad is not None, R=triton.next_power_of_2(rows), O=1024, num_warps=4,
     )  # fmt: skip
-    return out

@@ -51,6 +51,11 @@ def check_needs(make: PolicyFactory) -> None:
             f'it needs "queries", and window={window!r}. Give it a field `window: int = 32`: how many of the last queries it reads.'
         )
     record = ordinary_run(make)
+    if policy.capturable and (hosts := {"score", "future"} & record.reads):
+        raise CheckFailed(
+            f"it promises `capturable`, and reads cache.{hosts.pop()}, which looks up requests on the host, so that no CUDA graph can hold "
+            "the call. Remove `capturable`."
+        )
     unused = sorted(policy.needs - record.reads)
     if unused:
         warnings.warn(

@@ -62,3 +62,12 @@ class UndeclaredFuture(EvictionPolicy):
 class WindowOfNothing(Recency):
     needs = frozenset({"queries"})
     window: int = 0
+
+
+@caught_by("needs")
+@dataclass
+class PromisesWhatNoGraphHolds(EvictionPolicy):
+    capturable = True
+
+    def evict_token(self, cache: CacheView) -> Tensor:
+        return cache.evict_lowest(cache.score(lambda kv: kv.key_norms))

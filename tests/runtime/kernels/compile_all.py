@@ -96,7 +96,9 @@ def rest() -> None:
     choose.choose(bf16(4, 32768), of_int(4, dtype=torch.int32), 32)
     said = of_int(4, 3)
     step_end.finish(rows, counts, rows, rows, said[:, 0], said[:, 1:], of_int(5), torch.zeros(5, dtype=torch.bool), of_int(5, 4))
-    step_end.record(of_int(5, 4), torch.zeros(5, dtype=torch.bool), table.n_live, table.blocks, of_int(3), table.pool.top, 64, 64)
+    step_end.record(
+        of_int(5, 4), torch.zeros(5, dtype=torch.bool), table.n_live, table.blocks, of_int(3), table.pool.top, of_int(5, 7), 64, 64
+    )
 
 
 def main() -> None:

@@ -56,7 +56,7 @@ class Batch:
         batch, query_heads, head_dim = self.query.shape
         heads = self.keys.shape[1]
         scratch = kernels.DecodeScratch(batch, heads, query_heads // heads, head_dim, self.width, self.keys.dtype, DEVICE, mass=mass)
-        for buffer in (scratch.parts, scratch.lse, scratch.probs, scratch.peaks):
+        for buffer in (scratch.parts, scratch.lse, scratch.probs, scratch.peaks, scratch.whole):
             buffer.fill_(torch.nan)
         out = torch.full_like(self.query, torch.nan)
         received = torch.full((batch, self.width), torch.nan if add is None else add, device=DEVICE) if mass else None
@@ -129,6 +129,26 @@ def test_zero_queries_give_the_mean_of_the_live_values() -> None:
         live = batch.map[row, : int(batch.n_live[row])].long()
         want = batch.values[live].mean(0).repeat_interleave(2, 0)
         assert torch.allclose(out[i], want, atol=1e-6)
+
+
+def test_ranges_are_joined_by_whoever_comes_last_and_a_scratch_serves_every_layer() -> None:
+    batch = Batch([*LENGTHS, FULL], 2, 4, 64 if CUDA else 16, torch.float32)
+    scratch = kernels.DecodeScratch(len(batch.rows), 2, 4, batch.query.shape[2], batch.width, torch.float32, DEVICE, mass=True)
+    want, received = batch.plain(None, None)
+    seen = torch.arange(batch.width, device=DEVICE) < batch.n_live[batch.rows][:, None]
+    first: tuple[Tensor, Tensor] | None = None
+    for layer in range(200 if CUDA else 2):
+        out, mass = torch.full_like(batch.query, torch.nan), torch.zeros(len(batch.rows), batch.width, device=DEVICE)
+        bad = torch.full((len(batch.rows),), kernels.NOT_BAD, dtype=torch.int32, device=DEVICE)
+        args = (batch.query, batch.keys, batch.values, batch.map, batch.rows, batch.n_live, scratch, out, bad, layer, 0.2)
+        kernels.decode_attention(*args, mass=mass)
+        first = first or (out, mass)
+        assert torch.equal(out, first[0]), "the same bits, in whatever order the ranges were ready"
+        assert torch.equal(mass, first[1])
+    assert first is not None
+    close(first[0], want, torch.float32)
+    assert torch.allclose(first[1], torch.where(seen, received, 0), atol=1e-6)
+    assert not scratch.arrived.any()
 
 
 def test_a_map_for_each_head_needs_no_other_kernel() -> None:

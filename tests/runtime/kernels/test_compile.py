@@ -27,7 +27,7 @@ def test_every_kernel_compiles_and_fits(capability: int, tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr[-2000:]
     shared: dict[str, list[int]] = json.loads(done.stdout.splitlines()[-1])["shared"]
     assert max(max(each) for each in shared.values()) <= SHARED[capability], shared
-    helpers = {"_hidden", "_weights", "_tanh", "_rotated"}  # called by kernels
+    helpers = {"_hidden", "_join", "_weights", "_tanh", "_rotated"}  # called by kernels
     assert capability != 90 or set(shared) == jitted() - helpers
 
 
