@@ -11,6 +11,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -109,6 +110,7 @@ class Graphs(Generic[T]):
         return graph, made
 
 
+@cache
 def bucket(n: int) -> int:
     """The batch size that n rows are padded to."""
     return next((b for b in BATCHES if b >= n), -(-n // 64) * 64)

@@ -91,18 +91,17 @@ class WorkerGraphs:
         return made
 
     def _compare_learning(self, rows: tuple[int, ...]) -> Decoded:
-        runner, n = self._runner, len(rows)
-        before = {name: store.clone() for name, store in runner.state.items()}
-        made = self._decode.run(rows).first(n)
-        after = {name: store.clone() for name, store in runner.state.items()}
+        runner, index = self._runner, self.worker.send(rows)
+        before = {name: store[index] for name, store in runner.state.items()}
+        made = self._decode.run(rows).first(len(rows))
+        after = {name: store[index] for name, store in runner.state.items()}
         for name, store in runner.state.items():
-            store.zero_()
+            store.index_fill_(0, index, 0)
             if name in before:  # stores grow with the table
-                store[..., : before[name].shape[-1]] = before[name]
-        index = self.worker.send(rows)
+                store[index, ..., : before[name].shape[-1]] = before[name]
         runner.learn(index, made.count, made.mass, self.table.max_tokens)
         for name, store in runner.state.items():
-            if name not in after or not torch.allclose(store[index], after[name][index], equal_nan=True):
+            if name not in after or not torch.allclose(store[index], after[name], equal_nan=True):
                 raise self._differs("sync_new_tokens")
         return made
 
