@@ -54,7 +54,7 @@ def page(name: str, cls: type[EvictionPolicy], costs: Mapping[str, Any]) -> str:
     if defaults:
         rows = [f"| `{key}` | `{value!r}` |" for key, value in defaults.items()]
         said.append("\n".join(["| option | default |", "| --- | --- |", *rows]))
-    graphs = " On a GPU, both calls are replayed as CUDA graphs (`capturable`)." if cls.capturable else ""
+    graphs = " On a GPU, its calls are replayed as CUDA graphs (`capturable`)." if cls.capturable else ""
     said += ["## Cost", cost(name, costs) + graphs, "## Source"]
     said.append(f"[`policies/{name}.py`](../../policies/{name}.py): {code_lines(cls)} lines of code, without comments and docstrings.")
     return "\n\n".join(said) + "\n"

@@ -111,7 +111,7 @@ class EngineConfig:
     kernels: "triton" (needs a GPU, or TRITON_INTERPRET=1 for a debugger's patience), "torch" (their plain twins), or "auto": by device.
     cuda_graphs: replay decode steps and reclaim as CUDA graphs, where kernels run them.
     capture_policy: replay the policy's calls as CUDA graphs too. None: where there are graphs and the policy is `capturable`; True: also
-        where it does not say so. Each graph's first answer is compared with the policy's own.
+        where it does not say so. Each graph's first answer is compared with the policy's own. Graphs span the longest request so far.
     """
 
     runtime: RuntimeName = "vtoken"

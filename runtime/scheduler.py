@@ -60,10 +60,13 @@ class Scheduler:
 
     def runnable(self) -> tuple[list[Sequence], list[Sequence]]:
         """Requests that decode in this step, and those that prefill a chunk."""
-        prefill = self.prompts
+        decode: list[Sequence] = []
+        prefill: list[Sequence] = []
+        for seq in self._going_on:
+            (prefill if seq.prefilling else decode).append(seq)
         while not self.has_room(prefill):
             prefill.pop()
-        return [s for s in self._going_on if not s.prefilling], prefill
+        return decode, prefill
 
     @property
     def _going_on(self) -> list[Sequence]:

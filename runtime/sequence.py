@@ -72,17 +72,13 @@ class Sequence:
         return len(self.prompt) + self.params.max_tokens - 1
 
     @property
-    def prefill_target(self) -> int:
-        return max(len(self.prompt), self.replay_until)
-
-    @property
     def prefilling(self) -> bool:
-        return self.cursor < self.prefill_target
+        return self.cursor < len(self.prompt) or self.cursor < self.replay_until
 
     @property
     def launched_all(self) -> bool:
         """Every step that the request can need is launched."""
-        return not self.prefilling and self.decoded >= self.params.max_tokens - 1
+        return self.decoded >= self.params.max_tokens - 1 and not self.prefilling
 
     @property
     def replaying(self) -> bool:

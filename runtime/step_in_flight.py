@@ -11,6 +11,8 @@ from .records import StepRecord
 from .sequence import Sequence
 from .step_books import POOL_FIELDS, ROW_FIELDS
 
+COLUMN = {name: i for names in (ROW_FIELDS, POOL_FIELDS) for i, name in enumerate(names)}
+
 
 @dataclass
 class StepInFlight:
@@ -44,10 +46,10 @@ class StepInFlight:
         self.record = None
 
     def row(self, row: int, name: str) -> int:
-        return self.values[row][ROW_FIELDS.index(name)]
+        return self.values[row][COLUMN[name]]
 
     def pool(self, name: str) -> int:
-        return self.values[-1][POOL_FIELDS.index(name)]
+        return self.values[-1][COLUMN[name]]
 
     def as_step_record(self, block_size: int, bytes_per_token: int, now: float) -> StepRecord:
         """For people, once it is known. now: host seconds since the first step."""

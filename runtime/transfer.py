@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +33,8 @@ class Ring:
         self.places = [torch.empty(shape, dtype=torch.int64, pin_memory=True) for _ in range(depth if device.type == "cuda" else 0)]
         self._events = [torch.cuda.Event() for _ in self.places]
         self._next = 0
+        # A kernel that is still to come writes to its place, whoever has that memory by then: it is given back afterwards.
+        weakref.finalize(self, _wait, self._events, self.places).atexit = False
 
     def send(self, values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
         """Where the values will be on the host, and the event after which they are (None: at once)."""
@@ -44,6 +47,11 @@ class Ring:
         write(i)
         self._events[i].record()
         return self.places[i], self._events[i]
+
+
+def _wait(events: Iterable[torch.cuda.Event], places: Sequence[Tensor]) -> None:
+    for event in events:
+        event.synchronize()
 
 
 class Sender:

@@ -25,14 +25,14 @@ class WorkerGraphs:
 
     def __init__(self, worker: Worker) -> None:
         self.worker, self.table = worker, worker.table
-        wanted, policy = worker.config.capture_policy, worker.runner.policy if worker.runner is not None else None
-        self.captured = policy is not None and (policy.capturable if wanted is None else wanted)
+        wanted, runner = worker.config.capture_policy, worker.runner
+        self.captured = runner is not None and (type(runner.policy).capturable if wanted is None else wanted)
         self.learns = self.captured and self._runner.learns
         self._decode = Graphs(worker.table, self._decode_rows)
         self._evict = Graphs(worker.table, worker.ask_and_evict)
         self._records = [Graphs(worker.table, partial(self._write_record, place)) for place in worker.ring.places]
         self._compared: set[tuple[str, int, int]] = set()  # a policy's call, the table's generation and the batch size, once compared
-        if wanted:  # so that a policy which cannot be captured is refused before there is work
+        if self.captured:  # so that a policy which cannot be is refused before there is work
             self._try_capture()
 
     def prepare(self, batch: int) -> None:
@@ -115,9 +115,13 @@ class WorkerGraphs:
         for call, act in calls:
             try:
                 act()
+            except torch.OutOfMemoryError:
+                raise
             except Exception as error:
                 name = f"{self._runner.name}.{call}"
-                raise ConfigError(f"capture_policy=True: {name} cannot be captured in a CUDA graph ({error}); leave it off") from error
+                raise ConfigError(
+                    f"{name} cannot be captured in a CUDA graph ({error}); use capture_policy=False, or leave out its `capturable`"
+                ) from error
 
     def _differs(self, call: str) -> ConfigError:
         return ConfigError(

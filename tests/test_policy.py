@@ -270,6 +270,22 @@ def test_a_class_promises_for_itself_that_graphs_can_hold_it() -> None:
         class Worded(Keeps):
             capturable = "yes"  # type: ignore[assignment]  # the mistake under test
 
+    with pytest.raises(TypeError, match=r"Optional\.capturable is of the class and no option"):
+
+        class Optional(Keeps):
+            capturable: bool = True
+
+    class Typed(Keeps):
+        capturable: ClassVar[bool] = True
+
+    assert Typed.capturable
+
+    with pytest.raises(TypeError, match='Seer is capturable and needs "future"'):
+
+        class Seer(Keeps):
+            capturable = True
+            needs = frozenset({"future"})
+
 
 def test_an_error_names_policy_request_and_step() -> None:
     assert str(PolicyError("no", policy="h2o", request="r1", step=0)) == "policy h2o, request r1, step 0: no"

@@ -49,11 +49,15 @@ class EvictionPolicy(ABC):
         cls.capturable = vars(cls).get("capturable", False)
         if not isinstance(cls.capturable, bool):
             raise TypeError(f"{cls.__name__}.capturable is {cls.capturable!r}; write True or False")
+        if "ClassVar" not in str(vars(cls).get("__annotations__", {}).get("capturable", "ClassVar")):
+            raise TypeError(f"{cls.__name__}.capturable is of the class and no option; write `capturable = True`, without a type")
         if isinstance(cls.needs, str):
             raise TypeError(f'{cls.__name__}.needs is the string {cls.needs!r}; write needs = frozenset({{"{cls.needs}"}})')
         unknown = set(cls.needs) - NEEDS
         if unknown:
             raise TypeError(f"{cls.__name__}.needs has {sorted(unknown)}; allowed are {sorted(NEEDS)}")
+        if cls.capturable and "future" in cls.needs:
+            raise TypeError(f'{cls.__name__} is capturable and needs "future", which is looked up on the host; leave `capturable` out')
         annotated = any("window" in vars(c).get("__annotations__", {}) for c in cls.__mro__)
         if "queries" in cls.needs and not annotated:
             raise TypeError(

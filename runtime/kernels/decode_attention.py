@@ -30,12 +30,11 @@ def _tanh(x):
     return tl.where(x < 0, -y, y)
 
 
-@triton.jit(do_not_specialize=["layer"])
+@triton.jit(do_not_specialize=["layer", "blocks"])
 def _attend(
     query, keys, values, slot_map, rows, n_live, first, parts, lse, probs, peaks, whole, arrived, out, first_bad, layer,
     scale, softcap,
-    query_row, query_head, slot_stride, head_stride, map_row, map_head, live_row, live_head,
-    probs_row, probs_block, probs_head, peaks_row, peaks_block, peaks_head,
+    query_row, query_head, slot_stride, head_stride, map_row, map_head, live_row, live_head, blocks,
     R: tl.constexpr, R_PAD: tl.constexpr, R_JOIN: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, N: tl.constexpr, S: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, MASS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -91,10 +90,10 @@ def _attend(
         peak = now
         if MASS:
             # Whole blocks, so that a thread writes 16 bytes at once: a mask by token would make them single numbers.
-            block, n_block = start // N, tl.arange(0, N)
-            at = probs + b * probs_row + block * probs_block + h * probs_head + r[:, None] * N + n_block[None, :]
+            line = ((b * blocks + start // N) * heads + h) * R + r
+            at = probs + line[:, None] * N + tl.arange(0, N)[None, :]
             tl.store(at, p.to(probs.dtype.element_ty), mask=is_head[:, None], eviction_policy="evict_last")
-            tl.store(peaks + b * peaks_row + block * peaks_block + h * peaks_head + r, safe, mask=is_head)
+            tl.store(peaks + line, safe, mask=is_head)
     total = tl.sum(total, 1)
     total = tl.where(total == 0.0, 1.0, total)  # a range without tokens: lse -inf
     tl.store(lse + part, peak + tl.log2(total), mask=is_head)
@@ -130,9 +129,8 @@ def _join(
         acc = acc * shrink[:, None] + tl.sum(weight[:, :, None] * y, 1)
         peak = now
     if MASS:
-        tl.store(whole + first_head + r, peak + tl.log2(tl.where(total == 0.0, 1.0, total)), mask=r < R)
-    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    result = tl.where((total == total)[:, None], result, float("nan"))
+        tl.store(whole + first_head + r, tl.where(total == 0.0, 0.0, peak) + tl.log2(tl.where(total == 0.0, 1.0, total)), mask=r < R)
+    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # zeros for a row without tokens
     inside = (r < R)[:, None] & (d < D)[None, :]
     wrong = inside & ((result != result) | (tl.abs(result) == float("inf")))
     if tl.max(tl.max(wrong.to(tl.int32), 1), 0) > 0:
@@ -140,19 +138,18 @@ def _join(
     tl.store(out + (first_head + r)[:, None] * D + d[None, :], result.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"])
 def _mass(
     whole, probs, peaks, rows, n_live, first, mass,
-    live_row, live_head, probs_row, probs_block, probs_head, peaks_row, peaks_block, peaks_head, mass_row, mass_head, share,
-    H: tl.constexpr, R: tl.constexpr, N: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, MASS_PROGRAMS: tl.constexpr,
+    live_row, live_head, blocks, mass_row, mass_head, share,
+    H: tl.constexpr, R: tl.constexpr, N: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr,
     WINDOW: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """A share of the blocks of a row, for one group of heads: each head's weight of a block is 2^(its maximum there - its `whole`).
 
     GROUP: KV heads that share one slot map; share: the weight of one query head in its group's mass.
     """
-    b = tl.program_id(1).to(tl.int64)
-    group = tl.program_id(0) // MASS_PROGRAMS
+    group, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     row = tl.load(rows + b).to(tl.int64)
     n = tl.load(n_live + row * live_row + group * GROUP * live_head).to(tl.int32)
     begin = 0
@@ -161,7 +158,7 @@ def _mass(
     where = mass + b * mass_row + group.to(tl.int64) * mass_head
     g = tl.arange(0, HEADS)
     t = tl.arange(0, N)
-    for block in range(tl.program_id(0) % MASS_PROGRAMS, tl.cdiv(n, N), MASS_PROGRAMS):
+    for block in range(tl.program_id(0), tl.cdiv(n, N), tl.num_programs(0)):
         i = block * N + t
         received = tl.zeros((N,), tl.float32)
         if ADD:
@@ -169,11 +166,10 @@ def _mass(
         for first_head in tl.static_range(0, GROUP * R, HEADS):
             real = first_head + g < GROUP * R
             head = group * GROUP * R + first_head + g
-            at = probs + b * probs_row + block * probs_block + (head // R) * probs_head + (head % R) * N
-            p = tl.load(at[:, None] + t[None, :], mask=real[:, None], other=0.0)
-            p = tl.where((i >= begin)[None, :], p.to(tl.float32), 0.0)  # what lies below is of another step
-            at = peaks + b * peaks_row + block * peaks_block + (head // R) * peaks_head + head % R
-            top = tl.load(at, mask=real & (block >= begin // N), other=float("-inf"))
+            line = (b * blocks + block) * H * R + head
+            p = tl.load(probs + line[:, None] * N + t[None, :], mask=real[:, None], other=0.0)
+            p = tl.where((i >= begin)[None, :], p.to(tl.float32), 0.0)  # nobody wrote what lies below
+            top = tl.load(peaks + line, mask=real & (block >= begin // N), other=float("-inf"))
             weight = tl.exp2(top - tl.load(whole + b * H * R + head, mask=real, other=0.0)) * share
             received += tl.sum(p * weight[:, None], 0)
         tl.store(where + i, received, mask=i < n)
@@ -192,22 +188,22 @@ class Tuning:
 def tuning(head_dim: int, itemsize: int, pairs: int, made_for: tuple[int, int] | None, *, mass: bool) -> Tuning:
     """pairs: rows times KV heads. Hopper's were measured on an H200; the others follow from shared memory (100 KB on Ada)."""
 
-    def each(programs: int, most: int = 64) -> int:
-        return min(most, triton.cdiv(programs, pairs))
+    def ranges(programs: int) -> int:
+        return min(64, triton.cdiv(programs, pairs))
 
     if made_for is None:
         return Tuning(32, 4, 1, 2)  # interpreted, one program after the other
     row = triton.next_power_of_2(head_dim) * itemsize
     if row > 256:
-        return Tuning(32 if row <= 512 else 16, 4, 2, each(2 * 132))
+        return Tuning(32 if row <= 512 else 16, 4, 2, ranges(2 * 132))
     if made_for[0] != 9:
-        return Tuning(32, 4, 3, each(2 * 108))
+        return Tuning(32, 4, 3, ranges(2 * 108))
     # All programs at once, on 132 multiprocessors: the last of one and a bit times as many would run alone. And two ranges at least, to
     # even out rows of unlike lengths.
     if mass:
         return Tuning(64, 4, 3, max(2, min(48, 4 * 132 // pairs)))
-    if each(2 * 132) * pairs <= 3 * 132:
-        return Tuning(32, 4, 6, each(2 * 132))
+    if 2 * pairs <= 3 * 132 or itemsize > 2:  # one warp has too few registers for fp32
+        return Tuning(32, 4, 6, max(2, ranges(2 * 132)))
     return Tuning(32, 1, 3, max(2, 9 * 132 // pairs))
 
 
@@ -215,8 +211,8 @@ class DecodeScratch:
     """Buffers between the launches, for one batch size: allocated once, reused by every layer.
 
     parts: fp32 [B, Hq, SPLITS, D]. lse: fp32 [B, Hq, SPLITS], base 2. arrived: int32 [B, H], ranges that are ready; 0 between launches.
-    For the mass: probs, [B, W / tokens, H, R, tokens], fp16 for half-precision caches (a probability's error stays below 2^-11 of it,
-    and below 2^-24 of the largest), fp32 for fp32; peaks, fp32 [B, W / tokens, H, R]; whole, fp32 [B, Hq], the lse of all ranges.
+    For the mass: probs, [B, W / tokens, Hq, tokens], fp16 for half-precision caches (a probability's error stays below 2^-11 of it,
+    and below 2^-24 of the largest), fp32 for fp32; peaks, fp32 [B, W / tokens, Hq]; whole, fp32 [B, Hq], the lse of all ranges.
     """
 
     def __init__(
@@ -228,10 +224,9 @@ class DecodeScratch:
         self.parts = torch.empty(batch, query_heads, splits, head_dim, device=device)
         self.lse = torch.empty(batch, query_heads, splits, device=device)
         self.arrived = torch.zeros(batch, heads, dtype=torch.int32, device=device)
-        # A power of two, and none where nobody reads it: each value is a kernel of its own to compile.
-        self.mass_programs = max(16, min(256, triton.next_power_of_2(triton.cdiv(2048, batch)))) if mass and made_for is not None else 2
+        self.mass_programs = max(16, min(256, triton.cdiv(2048, batch))) if made_for is not None else 2
         kept = torch.float32 if dtype == torch.float32 else torch.float16
-        shape = (batch, triton.cdiv(width, tokens), heads, group, tokens) if mass else (1, 1, 1, 1, 1)
+        shape = (batch, triton.cdiv(width, tokens), query_heads, tokens) if mass else (1, 1, 1, 1)
         self.probs = torch.empty(shape, dtype=kept, device=device)
         self.peaks = torch.empty(shape[:-1], device=device)
         self.whole = torch.empty(batch, query_heads, device=device)
@@ -262,16 +257,16 @@ def decode_attention(
         query, keys, values, slot_map, rows, n_live, first, scratch.parts, scratch.lse, probs, peaks, scratch.whole, scratch.arrived, out,
         first_bad, layer, scale, softcap or 1.0,
         query.stride(0), query.stride(1), keys.stride(0), keys.stride(1), slot_map.stride(0), map_head, n_live.stride(0), live_head,
-        *probs.stride()[:3], *peaks.stride()[:3],
+        probs.shape[1],
         R=group, R_PAD=r_pad, R_JOIN=joined, D=head_dim, D_PAD=d_pad, N=t.tokens, S=max(1, min(16, 2048 // (joined * d_pad))),
         WINDOW=first is not None, SOFTCAP=softcap is not None, MASS=mass is not None,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32", num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     if mass is not None:
         by_head = mass.stride(1) if mass.dim() == 3 else 0
-        _mass[(maps * scratch.mass_programs, batch)](
+        _mass[(scratch.mass_programs, maps, batch)](
             scratch.whole, probs, peaks, rows, n_live, first, mass,
-            n_live.stride(0), live_head, *probs.stride()[:3], *peaks.stride()[:3], mass.stride(0), by_head, maps / query_heads,
+            n_live.stride(0), live_head, probs.shape[1], mass.stride(0), by_head, maps / query_heads,
             H=heads, R=group, N=t.tokens, GROUP=heads // maps, HEADS=min(32, triton.next_power_of_2(query_heads // maps)),
-            MASS_PROGRAMS=scratch.mass_programs, WINDOW=first is not None, ADD=add, num_warps=1,
+            WINDOW=first is not None, ADD=add, num_warps=1,
         )  # fmt: skip

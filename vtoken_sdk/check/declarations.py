@@ -21,7 +21,7 @@ def check_options(make: PolicyFactory) -> None:
     policy = make_policy(make)
     cls = type(policy)
     if "__dataclass_params__" not in vars(cls):
-        missing = sorted(n for n in vars(cls).get("__annotations__", {}) if n not in ("needs", "window"))
+        missing = sorted(n for n in vars(cls).get("__annotations__", {}) if n not in ("needs", "window", "capturable"))
         what = f"; {', '.join(missing)} cannot be set" if missing else ""
         if missing or not dataclasses.is_dataclass(cls):
             raise CheckFailed(f"{cls.__name__} is no dataclass, so it has no options{what}. Put @dataclass above the class.")
@@ -51,9 +51,9 @@ def check_needs(make: PolicyFactory) -> None:
             f'it needs "queries", and window={window!r}. Give it a field `window: int = 32`: how many of the last queries it reads.'
         )
     record = ordinary_run(make)
-    if policy.capturable and (hosts := {"score", "future"} & record.reads):
+    if type(policy).capturable and (hosts := {"score", "future"} & record.reads):
         raise CheckFailed(
-            f"it promises `capturable`, and reads cache.{hosts.pop()}, which looks up requests on the host, so that no CUDA graph can hold "
+            f"it promises `capturable`, and reads cache.{min(hosts)}, which looks up requests on the host, so that no CUDA graph can hold "
             "the call. Remove `capturable`."
         )
     unused = sorted(policy.needs - record.reads)

@@ -64,12 +64,12 @@ def attention(head_dim: int, heads: int, group: int, softcap: float | None, wind
     chunk_attention.chunk_mass(query, pool, slots, n_live, lse, 512, 0.1, softcap, window, 0, ids, died_at)
     if replay:
         return
-    query, first = bf16(16, heads * group, head_dim), of_int(16) if window is not None else None
-    for mass in (None, torch.zeros(16, 512)):
-        scratch = decode_attention.DecodeScratch(16, heads, group, head_dim, 512, pool.dtype, pool.device, mass=mass is not None)
-        slot_maps = of_int(17, 512, dtype=torch.int32)
+    for batch, mass in ((16, None), (64, None), (16, torch.zeros(16, 512))):
+        query, first = bf16(batch, heads * group, head_dim), of_int(batch) if window is not None else None
+        scratch = decode_attention.DecodeScratch(batch, heads, group, head_dim, 512, pool.dtype, pool.device, mass=mass is not None)
+        slot_maps = of_int(batch + 1, 512, dtype=torch.int32)
         decode_attention.decode_attention(
-            query, pool, pool, slot_maps, of_int(16), n_live, scratch, query, bad, 3, 0.1, softcap, first, mass
+            query, pool, pool, slot_maps, of_int(batch), n_live, scratch, query, bad, 3, 0.1, softcap, first, mass
         )  # fmt: skip
 
 

@@ -91,7 +91,7 @@ def test_decode(dtype: torch.dtype, head_dim: int, group: int) -> None:
     assert mass is not None
     assert bad.tolist() == [kernels.NOT_BAD] * len(bad)
     for i, n in enumerate(batch.n_live[batch.rows].tolist()):
-        assert float((mass[i, :n] - received[i, :n]).abs().max()) < 2e-3 if dtype != torch.float32 else 1e-6
+        assert float((mass[i, :n] - received[i, :n]).abs().max()) < (2e-3 if dtype != torch.float32 else 1e-6)
         assert bool(mass[i, n:].isnan().all()), "written beyond the row's live tokens"
     added = batch.run(None, None, mass=True, add=1.0)[1]
     assert added is not None
