@@ -147,7 +147,8 @@ def _mass(
 ):  # fmt: skip
     """A share of the blocks of a row, for one group of heads: each head's weight of a block is 2^(its maximum there - its `whole`).
 
-    GROUP: KV heads that share one slot map; share: the weight of one query head in its group's mass.
+    GROUP: KV heads that share one slot map; share: the weight of one query head in its group's mass. HEADS: added up at once, more
+    than one a thread: a single product would be rounded on its way to the other threads, and not where it is added up.
     """
     group, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     row = tl.load(rows + b).to(tl.int64)
@@ -267,6 +268,6 @@ def decode_attention(
         _mass[(scratch.mass_programs, maps, batch)](
             scratch.whole, probs, peaks, rows, n_live, first, mass,
             n_live.stride(0), live_head, probs.shape[1], mass.stride(0), by_head, maps / query_heads,
-            H=heads, R=group, N=t.tokens, GROUP=heads // maps, HEADS=min(32, triton.next_power_of_2(query_heads // maps)),
+            H=heads, R=group, N=t.tokens, GROUP=heads // maps, HEADS=32,
             WINDOW=first is not None, ADD=add, num_warps=1,
         )  # fmt: skip
