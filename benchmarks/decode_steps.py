@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import ROOT, quantile, write
+from measure import ROOT, need_gpu, quantile, write
 
 from vtoken_sdk.policies.h2o import H2O
 from vtoken_sdk.policies.random import Random
@@ -87,6 +87,7 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "decode_steps.json")
     args = parser.parse_args()
+    need_gpu()
     model = load_model(args.model, weights="dummy")
     about = {"model": args.model, "weights": "dummy", "dtype": str(model.dtype), "policy": args.policy}
     about |= {"chunk": args.chunk}

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import ROOT, write
+from measure import ROOT, need_gpu, write
 
 from vtoken_sdk.policies.full import Full
 from vtoken_sdk.policies.h2o import H2O
@@ -134,6 +134,7 @@ def main() -> None:
     parser.add_argument("--cases", help="names with ; between them (default: all)")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "host_time.json")
     args = parser.parse_args()
+    need_gpu()
     wanted = args.cases.split(";") if args.cases else list(CASES)
     if unknown := [name for name in wanted if name not in CASES]:
         parser.error(f"--cases: no {unknown[0]!r}; there are {', '.join(map(repr, CASES))}")

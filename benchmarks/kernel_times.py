@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import ROOT, graph_us, write
+from measure import ROOT, graph_us, need_gpu, write
 from triton.testing import do_bench
 
 from vtoken_sdk.runtime.kernels.chunk_attention import chunk_attention, chunk_mass
@@ -71,6 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "kernel_times.json")
     args = parser.parse_args()
+    need_gpu()
     bandwidth = copy_bandwidth()
     results: dict[str, Any] = {"copy_TBs": bandwidth / 1e12, "decode": {}, "chunk": {}, "moves": {}}
     for batch, ctx in ((1, 16384), (16, 2048), (16, 16384), (64, 4096)):

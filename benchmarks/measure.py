@@ -33,7 +33,8 @@ def provenance(device: torch.device | None = None) -> dict[str, Any]:
 
     made = {
         "commit": os.environ.get("COMMIT") or git("rev-parse", "--verify", "HEAD") or None,
-        "changed_files": git("status", "--porcelain", "--untracked-files=no", "--", *CODE).splitlines(),
+        # Where files are copied without their history, git would compare them with another commit.
+        "changed_files": None if "COMMIT" in os.environ else git("status", "--porcelain", "--untracked-files=no", "--", *CODE).splitlines(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -44,6 +45,12 @@ def provenance(device: torch.device | None = None) -> dict[str, Any]:
         if name in sys.modules:
             made[name] = sys.modules[name].__version__
     return made
+
+
+def need_gpu() -> None:
+    """Ends the script where there is none."""
+    if not torch.cuda.is_available():
+        sys.exit("this measures an NVIDIA GPU, and PyTorch finds none here")
 
 
 def processor() -> str:

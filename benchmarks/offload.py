@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measure import ROOT, write
+from measure import ROOT, need_gpu, write
 
 LAYERS, HEADS, DIM = 32, 8, 128
 
@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=65536)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "offload.json")
     args = parser.parse_args()
+    need_gpu()
     pool = torch.randn(2, LAYERS, args.slots, HEADS, DIM, device="cuda").bfloat16()
     host = torch.empty(2, LAYERS, args.tokens, HEADS, DIM, dtype=pool.dtype, pin_memory=True)
     blocks = torch.randperm(args.slots // 16)[: args.tokens // 16].tolist()

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import ROOT, quantile, write
+from measure import ROOT, need_gpu, quantile, write
 
 from vtoken_sdk.policies.h2o import H2O
 from vtoken_sdk.policies.random import Random
@@ -93,6 +93,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=16)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "pool_throughput.json")
     args = parser.parse_args()
+    need_gpu()
     model = load_model(args.model, weights="dummy")
     results: dict[str, Any] = {}
     about = {k: v for k, v in vars(args).items() if k not in ("out", "cases", "budgets")}

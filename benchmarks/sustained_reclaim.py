@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import ROOT, quantile, write
+from measure import ROOT, need_gpu, quantile, write
 
 from vtoken_sdk.runtime import Engine, EngineConfig, SamplingParams
 from vtoken_sdk.runtime.copy_stream import SideStream
@@ -63,6 +63,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "sustained_reclaim.json")
     args = parser.parse_args()
+    need_gpu()
     model = load_model(args.model, weights="dummy")
     blocks = args.batch * (-(-(args.ctx + args.steps) // 16) + 1)
     engine = Engine(model, EngineConfig(runtime="native", pool_blocks=blocks + 1024, max_running=args.batch, chunk=16384))

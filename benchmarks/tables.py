@@ -17,11 +17,16 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "gpu.md")
+PEERS_ON = "NVIDIA H200"
 PAPER = {5427: (5, 8), 11519: (11, 22)}  # blocks: requests at once without and with reclaiming
 
 
 def results(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["results"]
+    whole = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    device = whole.get("provenance", {}).get("device", PEERS_ON)
+    if name.endswith("_h200") and device != PEERS_ON:
+        sys.exit(f"{name}.json is of {device}; the peers beside it were measured on {PEERS_ON}: measure them there, too (peer_*.py)")
+    found: dict[str, Any] = whole["results"]
     return found
 
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def as_token_ids(name: str, prompt: Iterable[int]) -> list[int]:
-    """Raises RequestRejected for what holds no ids at all."""
+    """Raises RequestRejected for what holds no ids at all. Arrays and tensors hold ids as well."""
     try:
-        return list(prompt)
+        return list(prompt.tolist() if hasattr(prompt, "tolist") else prompt)
     except TypeError:
         raise RequestRejected(f"{name}: prompt={prompt!r}; give a list of token ids") from None
 
@@ -32,7 +32,7 @@ def refuse_bad_request(name: str, prompt: list[int], params: SamplingParams, mod
     for field, ids in (("prompt", prompt), ("forced", params.forced or ()), ("stop_token_ids", params.stop_token_ids)):
         bad = next((t for t in ids if isinstance(t, bool) or not isinstance(t, int) or not 0 <= t < vocabulary), None)
         if bad is not None:
-            raise RequestRejected(f"{name}: {field} has the token id {bad!r}; ids are whole numbers from 0 to {vocabulary - 1}")
+            raise RequestRejected(f"{name}: {field} has the token id {bad!r}; ids are ints from 0 to {vocabulary - 1}")
     total, limit = len(prompt) + params.max_tokens - 1, model.max_positions
     if total > limit:
         raise RequestRejected(
@@ -48,7 +48,7 @@ def refuse_too_big(name: str, peak: int, config: EngineConfig) -> None:
     if peak > config.n_blocks:
         raise RequestRejected(
             f"{name}: needs {peak} blocks of {config.slots_per_block} tokens at its peak, and the pool has {config.n_blocks}. "
-            "Raise pool_blocks, shorten the prompt, or evict while it is prefilled (a policy with evict.prefill=chunk)"
+            "Raise pool_blocks, shorten the prompt, or evict while it is prefilled (a policy with evict.prefill=chunk, and a smaller chunk)"
         )
 
 

@@ -13,6 +13,8 @@ import pytest
 
 from vtoken_sdk.check import bench, command
 from vtoken_sdk.check.kit import BY_NAME, run_check
+from vtoken_sdk.policies.h2o import H2O
+from vtoken_sdk.policies.knorm import KNorm
 
 
 @dataclass
@@ -64,8 +66,21 @@ def test_a_good_policy_gets_a_line_a_check(vtoken_check: Check) -> None:
     assert [line.split()[:2] for line in lines[1 : 1 + len(BY_NAME)]] == [
         ["skipped" if name == "check_bf16" else "ok", name.removeprefix("check_")] for name in BY_NAME
     ]
-    assert lines[-1] == f"{len(BY_NAME)} checks: {len(BY_NAME) - 1} ok, 1 skipped"
+    assert lines[-2] == f"{len(BY_NAME)} checks: {len(BY_NAME) - 1} ok, 1 skipped"
+    assert lines[-1].startswith("It is `capturable`: on a GPU")
     assert "\x1b" not in done.out
+
+
+def test_a_promise_that_was_not_inherited_is_told() -> None:
+    class Mine(H2O):
+        pass
+
+    class Kept(H2O):
+        capturable = True
+
+    assert "the promise is not inherited" in command.told_of_graphs(Mine)
+    assert command.told_of_graphs(Kept).startswith("It is `capturable`")
+    assert command.told_of_graphs(KNorm) == ""
 
 
 def test_all_failures_at_once_each_with_its_mend(vtoken_check: Check) -> None:

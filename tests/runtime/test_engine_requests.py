@@ -307,6 +307,18 @@ def test_warm_up_makes_room_and_changes_nothing() -> None:
         warm.warm_up(48)
 
 
+@pytest.mark.parametrize(
+    "prompt", [torch.tensor([5, 6, 7]), torch.tensor([5, 6, 7]).numpy(), (5, 6, 7), range(5, 8)], ids=lambda p: type(p).__name__
+)
+def test_ids_may_come_in_anything_that_holds_them(prompt: Any) -> None:
+    engine = make_engine(tiny("llama").served, EngineConfig(pool_blocks=8, max_running=1))
+    params = SamplingParams(max_tokens=4)
+    assert engine.generate([prompt], params)[0].token_ids == engine.generate([[5, 6, 7]], params)[0].token_ids
+    for wrong in (5, torch.tensor(5)):
+        with pytest.raises(RequestRejected, match="give a list of token ids"):
+            engine.add_request(wrong)  # type: ignore[arg-type]  # the mistake under test
+
+
 @pytest.mark.parametrize(("policy", "why"), [(None, "there is no policy"), (Random(), "only CUDA graphs")])
 def test_a_capture_that_cannot_be_is_refused(policy: EvictionPolicy | None, why: str) -> None:
     config = EngineConfig(runtime="native" if policy is None else "vtoken", capture_policy=True, cuda_graphs=False)

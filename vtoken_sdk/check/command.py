@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from vtoken_sdk.policy import EvictionPolicy
+
     from .factory import PolicyFactory
     from .kit import Result
 
@@ -56,6 +58,8 @@ def check(spec: str, options: Sequence[str], *, bench: bool) -> int:
     for said in dict.fromkeys(str(w.message) for w in caught if issubclass(w.category, UserWarning)):
         _entry(console, "warning", "", said)
     failed = print_checks(console, make)
+    if said := told_of_graphs(type(policy)):
+        console.print(said, markup=False, soft_wrap=True)
     if bench:
         print_costs(console, make)
     return int(failed)
@@ -83,6 +87,15 @@ def print_checks(console: Console, make: PolicyFactory) -> bool:
     told += [f"{n} warning{'s' if n > 1 else ''}"] if (n := sum(len(r.warnings) for r in results)) else []
     console.print(f"\n{len(results)} checks: {', '.join(told)}", style="red" if counts["FAILED"] else "green", markup=False)
     return counts["FAILED"] > 0
+
+
+def told_of_graphs(cls: type[EvictionPolicy]) -> str:
+    """What its `capturable` means, where there is something to tell."""
+    if cls.capturable:
+        return "It is `capturable`: on a GPU its calls are replayed as CUDA graphs, whose first answers are compared with its own."
+    if any(getattr(base, "capturable", False) for base in cls.__mro__):
+        return "It is not `capturable`, though a class above it is: the promise is not inherited."
+    return ""
 
 
 def print_result(console: Console, result: Result) -> None:
