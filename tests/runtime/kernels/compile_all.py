@@ -64,7 +64,8 @@ def attention(head_dim: int, heads: int, group: int, softcap: float | None, wind
     chunk_attention.chunk_mass(query, pool, slots, n_live, lse, 512, 0.1, softcap, window, 0, ids, died_at)
     if replay:
         return
-    for batch, mass in ((16, None), (64, None), (16, torch.zeros(16, 512))):
+    many = [(64, None)] if head_dim == 128 else []  # more rows than the other launch has room for
+    for batch, mass in ((16, None), (16, torch.zeros(16, 512)), *many):
         query, first = bf16(batch, heads * group, head_dim), of_int(batch) if window is not None else None
         scratch = decode_attention.DecodeScratch(batch, heads, group, head_dim, 512, pool.dtype, pool.device, mass=mass is not None)
         slot_maps = of_int(batch + 1, 512, dtype=torch.int32)
