@@ -252,9 +252,8 @@ class Engine:
         decode, prefill = scheduler.runnable()
         if scheduler.free_bound < scheduler.growth_bound(decode, prefill):
             decode, prefill = self._make_room()
-        elif scheduler.waiting and len(prefill) == len(
-            scheduler.prompts
-        ):  # else a running one waits for its turn, and none may overtake it
+        elif scheduler.waiting and len(prefill) == len(scheduler.prompts):
+            # Else a running one waits for its turn, and none may overtake it.
             while scheduler.waiting and len(scheduler.running) < self.config.max_running:
                 seq = scheduler.waiting[0]
                 if not scheduler.has_room([*prefill, seq]):
